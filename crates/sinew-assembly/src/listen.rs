@@ -142,7 +142,11 @@ impl TlsArgs {
         .into_iter()
         .filter_map(|(name, value)| Some(format!(" --tls-{name} {}", value?)))
         .collect();
-        all.extend(self.tls_host.iter().map(|name| format!(" --tls-host {name}")));
+        all.extend(
+            self.tls_host
+                .iter()
+                .map(|name| format!(" --tls-host {name}")),
+        );
         if self.insecure_plain_http {
             all.push(" --insecure-plain-http".to_owned());
         }
@@ -184,9 +188,17 @@ pub fn host_certificate(
         let issued = ca.issue(names, Duration::from_secs(days * 86_400))?;
         let first = names.first().map_or("host", String::as_str);
         // An address has colons, and a name may begin with a star.
-        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-        let (certificate, key) =
-            issued.write(folder, &format!("host-{}", first.chars().map(plain).collect::<String>()))?;
+        let plain = |c: char| {
+            if c.is_ascii_alphanumeric() || c == '.' {
+                c
+            } else {
+                '-'
+            }
+        };
+        let (certificate, key) = issued.write(
+            folder,
+            &format!("host-{}", first.chars().map(plain).collect::<String>()),
+        )?;
         Ok(CertificateFiles {
             authority: ca.file(),
             certificate,

@@ -167,7 +167,12 @@ impl Issued {
         let certificate = folder.join(format!("{name}.pem"));
         let key = folder.join(format!("{name}.key"));
         write(&key, self.key.as_bytes(), 0o600, Replace::Always)?;
-        write(&certificate, self.certificate.as_bytes(), 0o644, Replace::Always)?;
+        write(
+            &certificate,
+            self.certificate.as_bytes(),
+            0o644,
+            Replace::Always,
+        )?;
         Ok((certificate, key))
     }
 }
@@ -195,7 +200,9 @@ fn name(host: &str) -> Result<SanType, TlsError> {
     };
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.' || c == '*';
     if host.is_empty() || host.len() > 253 || !host.chars().all(plain) {
-        return Err(wrong("it has other characters than a-z, 0-9, - and ., or is too long"));
+        return Err(wrong(
+            "it has other characters than a-z, 0-9, - and ., or is too long",
+        ));
     }
     let named = Ia5String::try_from(host).map_err(|e| wrong(&e.to_string()))?;
     Ok(SanType::DnsName(named))

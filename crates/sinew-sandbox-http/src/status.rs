@@ -51,7 +51,12 @@ impl Service {
     pub(crate) fn check_open(&self) -> Result<(), ApiError> {
         if self.draining.load(Ordering::Acquire) {
             let reason = "this server is about to end".to_owned();
-            let level = self.roots.levels().next().map_or("", |p| p.level()).to_owned();
+            let level = self
+                .roots
+                .levels()
+                .next()
+                .map_or("", |p| p.level())
+                .to_owned();
             return Err(SandboxError::NoRoom { level, reason }.into());
         }
         Ok(())

@@ -173,7 +173,9 @@ async fn listen(
 ) -> Result<(Listener, impl Future<Output = ()> + Send + 'static), Failure> {
     let mut signals = StopSignals::new()?;
     let failed = |e: std::io::Error| Failure::input(format!("--listen {}: {e}", args.listen));
-    let mut found = tokio::net::lookup_host(&args.listen).await.map_err(failed)?;
+    let mut found = tokio::net::lookup_host(&args.listen)
+        .await
+        .map_err(failed)?;
     let Some(named) = found.next() else {
         return Err(failed(std::io::Error::other("no host has this name")));
     };

@@ -40,6 +40,7 @@ mod reward;
 mod runs;
 mod sandbox;
 mod scale;
+mod sandbox_presence;
 mod serve;
 mod serve_sandbox;
 mod serve_tinker;
@@ -491,8 +492,9 @@ fn main() -> ExitCode {
         )
         .init();
     let result = match cli {
-        Some(cli) => sinew_assembly::trust_authorities(cli.tls_ca.as_deref())
-            .and_then(|()| run(cli.command)),
+        Some(cli) => {
+            sinew_assembly::trust_authorities(cli.tls_ca.as_deref()).and_then(|()| run(cli.command))
+        }
         None => sinew_assembly::train_worker(),
     };
     match result {

@@ -58,7 +58,12 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(async {
         let mut signals = StopSignals::new()?;
-        let dashboard = bind("--listen", args.tls.endpoint("--listen", args.listen)?, folders).await?;
+        let dashboard = bind(
+            "--listen",
+            args.tls.endpoint("--listen", args.listen)?,
+            folders,
+        )
+        .await?;
         let runs = dashboard.runs();
         if args.json {
             output::print_json(&json!({

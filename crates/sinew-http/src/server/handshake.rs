@@ -12,7 +12,8 @@ const HANDSHAKE: u8 = 0x16;
 /// Maximum bytes that are read of a client that does not.
 const MAX_PLAIN_BYTES: usize = 64 << 10;
 /// The answer to a client that speaks plain HTTP.
-const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\
+const PLAIN: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\
       content-length: 59\r\n\r\nthis port speaks TLS: use https:// in place of http:// here";
 
 /// The connection after its handshake, until a moment. `None`: it failed or took too long.
@@ -65,7 +66,11 @@ mod tests {
     fn the_plain_answer_has_the_length_that_it_names() {
         let text = String::from_utf8(PLAIN.to_vec()).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(&format!("content-length: {}", body.len())), "{}", body.len());
+        assert!(
+            head.contains(&format!("content-length: {}", body.len())),
+            "{}",
+            body.len()
+        );
         assert!(head.lines().all(|line| !line.starts_with(' ')));
     }
 }

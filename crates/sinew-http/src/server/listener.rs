@@ -33,10 +33,7 @@ impl Endpoint {
     /// If the address cannot be taken.
     pub async fn bind(self) -> io::Result<Listener> {
         let tcp = TcpListener::bind(self.address).await?;
-        Ok(Listener {
-            tcp,
-            tls: self.tls,
-        })
+        Ok(Listener { tcp, tls: self.tls })
     }
 }
 

@@ -364,10 +364,7 @@ async fn exchange(
     // Resolves for a connection without a key after its time, or when another one takes its place.
     let expired = async {
         let known = has_key.wait_for(|has_key| *has_key);
-        let known = matches!(
-            tokio::time::timeout_at(key_until, known).await,
-            Ok(Ok(_))
-        );
+        let known = matches!(tokio::time::timeout_at(key_until, known).await, Ok(Ok(_)));
         if known {
             std::future::pending::<()>().await;
         }

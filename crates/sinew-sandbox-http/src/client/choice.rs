@@ -4,8 +4,8 @@
 //! asked again after pauses that double; one that has not answered several times in a row is lost, and with
 //! it the sandboxes on it. Only its next answer brings it back.
 //!
-//! Of the hosts that answer, fit and do not drain, the one with the largest share of free places for its
-//! price gets the next sandbox. Places that were given since the host's last report count as taken.
+//! The next sandbox goes to the host with the largest share of free places for its price, out of those that
+//! answer, fit and do not drain. Places that were given since the host's last report count as taken.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ impl Default for Rules {
     }
 }
 
-/// What a host offers.
+/// Offer of a host, by its last report.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Offer {
     /// Places that were free when it reported.
@@ -72,7 +72,8 @@ struct Host {
 impl Host {
     /// Places that are free as far as is known.
     fn free(&self, offer: &Offer) -> usize {
-        let since = usize::try_from(self.given.saturating_sub(self.given_at_report)).unwrap_or(usize::MAX);
+        let since =
+            usize::try_from(self.given.saturating_sub(self.given_at_report)).unwrap_or(usize::MAX);
         offer.free.saturating_sub(since)
     }
 }
@@ -131,7 +132,10 @@ impl Choice {
 
     /// Moment of the next question, if one is planned.
     pub(crate) fn next_question(&self) -> Option<Duration> {
-        let waiting = self.hosts.iter().filter(|h| h.member && h.asked_at.is_none());
+        let waiting = self
+            .hosts
+            .iter()
+            .filter(|h| h.member && h.asked_at.is_none());
         waiting.map(|h| h.ask_at).min()
     }
 
@@ -170,7 +174,9 @@ impl Choice {
     pub(crate) fn choose(&mut self) -> Option<usize> {
         let open = |h: &Host| h.offer.filter(|o| h.member && o.fits && !o.draining);
         let prices = self.hosts.iter().filter_map(open);
-        let cheapest = prices.filter_map(|o| o.price_per_hour).min_by(f64::total_cmp);
+        let cheapest = prices
+            .filter_map(|o| o.price_per_hour)
+            .min_by(f64::total_cmp);
         let score = |host: &Host, offer: &Offer| {
             let share = host.free(offer) as f64 / offer.limit.max(1) as f64;
             match (offer.price_per_hour, cheapest) {
@@ -182,9 +188,8 @@ impl Choice {
         for (at, host) in self.hosts.iter().enumerate() {
             let Some(offer) = open(host) else { continue };
             let own = score(host, &offer);
-            let better = best.is_none_or(|(score, last, _)| {
-                own > score || (own == score && host.last < last)
-            });
+            let better = best
+                .is_none_or(|(score, last, _)| own > score || (own == score && host.last < last));
             if better {
                 best = Some((own, host.last, at));
             }
@@ -273,8 +278,14 @@ mod tests {
 
     #[test]
     fn hosts_that_do_not_fit_or_drain_get_nothing() {
-        let unfit = Offer { fits: false, ..offer(8, None) };
-        let draining = Offer { draining: true, ..offer(8, None) };
+        let unfit = Offer {
+            fits: false,
+            ..offer(8, None)
+        };
+        let draining = Offer {
+            draining: true,
+            ..offer(8, None)
+        };
         let mut choice = hosts(&[unfit, draining]);
         assert_eq!((choice.choose(), choice.open()), (None, 0));
         let at = choice.add(s(0));

@@ -42,7 +42,7 @@ impl NoReport {
     }
 }
 
-/// What all hosts are asked for.
+/// Request to all hosts.
 #[derive(Clone)]
 pub(crate) struct Wanted {
     /// Token of an owner, the same one at all hosts.
@@ -90,7 +90,9 @@ impl std::fmt::Debug for Hosts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let urls = self.lock().hosts.iter().map(|h| h.api.url().to_owned());
         let urls: Vec<String> = urls.collect();
-        f.debug_struct("Hosts").field("urls", &urls).finish_non_exhaustive()
+        f.debug_struct("Hosts")
+            .field("urls", &urls)
+            .finish_non_exhaustive()
     }
 }
 
@@ -131,7 +133,11 @@ impl Hosts {
     }
 
     fn add(&self, url: &str, found: bool) -> Result<(), HttpError> {
-        let Wanted { token, level, image } = &self.wanted;
+        let Wanted {
+            token,
+            level,
+            image,
+        } = &self.wanted;
         let api = Api::new(url, token, *level, image.clone())?;
         let mut state = self.lock();
         state.choice.add(self.now());
@@ -207,7 +213,9 @@ impl Hosts {
             let mut state = self.lock();
             suspect(&mut state, self.now());
             let due = state.choice.due(self.now());
-            due.into_iter().map(|at| (at, state.hosts[at].api.clone())).collect()
+            due.into_iter()
+                .map(|at| (at, state.hosts[at].api.clone()))
+                .collect()
         };
         let mut refused = Vec::new();
         for some in due.chunks(QUESTIONS) {
@@ -373,8 +381,11 @@ fn report(
             NoReport::Wrong(why)
         }
     };
-    let state: Status = serde_json::from_slice(&answer.body)
-        .map_err(|_| wrong(format!("it answered {status}, but not as a sandbox server{hint}")))?;
+    let state: Status = serde_json::from_slice(&answer.body).map_err(|_| {
+        wrong(format!(
+            "it answered {status}, but not as a sandbox server{hint}"
+        ))
+    })?;
     let price = state.price_per_hour.filter(|p| p.is_finite() && *p > 0.0);
     let offer = Offer {
         free: state.free,

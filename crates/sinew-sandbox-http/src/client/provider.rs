@@ -126,12 +126,12 @@ impl RemoteProvider {
         let told = asked.recv();
         let told = told.unwrap_or_else(|_| Err("the thread that asks the servers ended".into()));
         let refused = told.map_err(unavailable)?;
-        // What the registry names may come, go and be wrong: it refuses nothing.
+        // Servers of the registry may come, go and be wrong: none of them refuses the run.
         let given = |url: &str| servers.iter().any(|s| s.trim_end_matches('/') == url);
         let lacking = !finds && provider.hosts.open() == 0;
-        let first = refused.iter().find(|(url, why)| {
-            given(url) && (lacking || matches!(why, NoReport::Wrong(_)))
-        });
+        let first = refused
+            .iter()
+            .find(|(url, why)| given(url) && (lacking || matches!(why, NoReport::Wrong(_))));
         match first {
             Some((url, why)) => Err(unavailable(format!("{url:?}: {}", why.text()))),
             None => Ok(provider),

@@ -133,9 +133,8 @@ impl RemoteSandbox {
 
     /// Records whether the sandbox no longer exists.
     fn seen<T>(&mut self, answer: Result<T, SandboxError>) -> Result<T, SandboxError> {
-        let gone = |e: &SandboxError| {
-            matches!(e, SandboxError::Died(_) | SandboxError::HostLost { .. })
-        };
+        let gone =
+            |e: &SandboxError| matches!(e, SandboxError::Died(_) | SandboxError::HostLost { .. });
         self.dead |= answer.as_ref().is_err_and(gone);
         answer
     }

@@ -223,7 +223,10 @@ async fn one_host_that_is_away_is_left_out_and_a_wrong_one_is_refused() {
     let mut wrong = config(servers, None);
     wrong.token = "another-0123456789".into();
     let refused = RemoteProvider::connect(wrong).unwrap_err().to_string();
-    assert!(refused.contains(&url) && refused.contains("server_key_env"), "{refused}");
+    assert!(
+        refused.contains(&url) && refused.contains("server_key_env"),
+        "{refused}"
+    );
     let nobody = RemoteProvider::connect(config(vec![gone.clone()], None));
     let refused = nobody.unwrap_err().to_string();
     assert!(refused.contains(&gone), "{refused}");

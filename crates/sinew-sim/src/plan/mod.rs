@@ -67,7 +67,7 @@ pub struct Plan {
     /// The model and the GPUs that must have room for it; left out: memory is not looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// Roles of a cluster; what none of them is, is beside the run's process.
+    /// Roles of a cluster; parts without a role are on the host of the run's process.
     #[serde(rename = "role", skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<Role>,
     /// Links between hosts of roles.

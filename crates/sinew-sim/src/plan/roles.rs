@@ -131,7 +131,11 @@ impl Role {
         let one = matches!(self.kind, RoleKind::Engine | RoleKind::Trainer);
         if let (true, Some(capacity)) = (one, self.capacity) {
             let kind = self.kind.name();
-            return refused("role.capacity", capacity, &format!("nothing with kind {kind}"));
+            return refused(
+                "role.capacity",
+                capacity,
+                &format!("nothing with kind {kind}"),
+            );
         }
         let Some(losses) = self.preemptible else {
             return Ok(());
@@ -199,7 +203,10 @@ impl Plan {
         ] {
             let value = typed.get(table).and_then(|t| t.get(key));
             if let (Some(value), Some(_)) = (value, self.roles_of(kind).next()) {
-                let why = format!("nothing with a [[role]] of kind {}, which decides it", kind.name());
+                let why = format!(
+                    "nothing with a [[role]] of kind {}, which decides it",
+                    kind.name()
+                );
                 return refused(&format!("{table}.{key}"), value, &why);
             }
         }
@@ -224,7 +231,10 @@ impl Plan {
                     return refused(key, format!("{host:?}"), &known.join(", "));
                 }
             }
-            let pair = (link.from.as_str().min(&link.to), link.from.as_str().max(&link.to));
+            let pair = (
+                link.from.as_str().min(&link.to),
+                link.from.as_str().max(&link.to),
+            );
             if link.from == link.to || !seen.insert(pair) {
                 let value = format!("{:?} to {:?}", link.from, link.to);
                 return refused("link", value, "each pair of two hosts once");
@@ -261,19 +271,37 @@ mod tests {
     fn what_means_nothing_is_refused() {
         for (text, said) in [
             ("[[role]]\nkind = \"driver\"\n", "driver"),
-            ("[[role]]\nkind = \"engine\"\ncapacity = 4\n", "role.capacity"),
-            ("[[role]]\nkind = \"engine\"\n[engines]\ncount = 4\n", "engines.count"),
-            ("[[role]]\nkind = \"sandbox\"\n[prices]\nsandbox_hour = 4\n", "prices.sandbox_hour"),
-            ("[[role]]\nkind = \"scorer\"\npreemptible = { mean_s = 9 }\n", "scorer_crash"),
-            ("[[role]]\nkind = \"engine\"\npreemptible = { mean_s = 0 }\n", "mean_s"),
+            (
+                "[[role]]\nkind = \"engine\"\ncapacity = 4\n",
+                "role.capacity",
+            ),
+            (
+                "[[role]]\nkind = \"engine\"\n[engines]\ncount = 4\n",
+                "engines.count",
+            ),
+            (
+                "[[role]]\nkind = \"sandbox\"\n[prices]\nsandbox_hour = 4\n",
+                "prices.sandbox_hour",
+            ),
+            (
+                "[[role]]\nkind = \"scorer\"\npreemptible = { mean_s = 9 }\n",
+                "scorer_crash",
+            ),
+            (
+                "[[role]]\nkind = \"engine\"\npreemptible = { mean_s = 0 }\n",
+                "mean_s",
+            ),
             ("[[link]]\nfrom = \"local\"\nto = \"moon\"\n", "link.to"),
             ("[[link]]\nfrom = \"local\"\nto = \"local\"\n", "two hosts"),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");
         }
-        let pair = "[[link]]\nfrom = \"local\"\nto = \"b\"\n[[link]]\nfrom = \"b\"\nto = \"local\"\n";
-        let error = parse(&format!("[[role]]\nkind = \"engine\"\nhost = \"b\"\n{pair}"));
+        let pair =
+            "[[link]]\nfrom = \"local\"\nto = \"b\"\n[[link]]\nfrom = \"b\"\nto = \"local\"\n";
+        let error = parse(&format!(
+            "[[role]]\nkind = \"engine\"\nhost = \"b\"\n{pair}"
+        ));
         assert!(error.unwrap_err().to_string().contains("once"));
     }
 }

@@ -99,7 +99,7 @@ impl World {
     fn begin_again(&mut self, slot: u32) {
         self.cut(slot);
         let episode = &mut self.episodes[slot];
-        // What was to happen to it does not.
+        // Happenings of the old round do not count any more.
         episode.round += 1;
         episode.machine = None;
         episode.doing = EpisodeState::Boots;

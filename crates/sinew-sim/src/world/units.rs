@@ -327,7 +327,10 @@ mod tests {
              [[link]]\nfrom = \"far\"\nto = \"local\"\nlatency_ms = 50\nmbit_per_s = 100\n",
         );
         assert_eq!(units.link(None, units.of_engine(0)), (0.0, 0.0));
-        assert_eq!(units.link(None, units.of_engine(2)), units.link(units.of_engine(2), None));
+        assert_eq!(
+            units.link(None, units.of_engine(2)),
+            units.link(units.of_engine(2), None)
+        );
         // 100 megabytes at 100 megabits a second.
         assert!((units.transfer_s(1e8) - 8.05).abs() < 1e-9);
     }

@@ -42,7 +42,12 @@ fn losses(report: &Report, kind: RoleKind) -> u64 {
 
 #[test]
 fn losses_of_every_kind_break_no_invariant() {
-    let kinds = [RoleKind::Engine, RoleKind::Rollout, RoleKind::Sandbox, RoleKind::Trainer];
+    let kinds = [
+        RoleKind::Engine,
+        RoleKind::Rollout,
+        RoleKind::Sandbox,
+        RoleKind::Trainer,
+    ];
     let mut lost = [0; 4];
     for seed in 0..12 {
         let plan = cluster(seed, [25.0, 30.0, 30.0, 40.0]);
@@ -64,7 +69,11 @@ fn a_kill_of_the_process_among_losses_loses_nothing() {
         let killed = Plan::parse(Path::new("kill.toml"), kill).unwrap();
         plan.faults = killed.faults;
         let report = run(&plan);
-        assert_eq!((report.updates >= 6, report.sessions), (true, 2), "seed {seed}");
+        assert_eq!(
+            (report.updates >= 6, report.sessions),
+            (true, 2),
+            "seed {seed}"
+        );
     }
 }
 
@@ -89,8 +98,16 @@ fn losses_cost_work_and_a_plan_without_them_does_not() {
         let role = calm.roles.iter().find(|r| r.kind == kind).unwrap();
         role.utilization.unwrap()
     };
-    for kind in [RoleKind::Engine, RoleKind::Rollout, RoleKind::Sandbox, RoleKind::Trainer] {
-        assert!((0.0..=1.0).contains(&used(kind)) && used(kind) > 0.0, "{kind:?}");
+    for kind in [
+        RoleKind::Engine,
+        RoleKind::Rollout,
+        RoleKind::Sandbox,
+        RoleKind::Trainer,
+    ] {
+        assert!(
+            (0.0..=1.0).contains(&used(kind)) && used(kind) > 0.0,
+            "{kind:?}"
+        );
     }
 }
 
@@ -128,6 +145,10 @@ fn a_thousand_units_are_simulated() {
          [trainer]\ntokens_per_s = 1000000\n";
     let plan = Plan::parse(Path::new("thousand.toml"), text).unwrap();
     let report = simulate(&plan, false).unwrap();
-    assert!(report.roles.iter().all(|r| r.losses > 10), "{:?}", report.roles);
+    assert!(
+        report.roles.iter().all(|r| r.losses > 10),
+        "{:?}",
+        report.roles
+    );
     assert!(report.trained > 0);
 }
