@@ -109,6 +109,11 @@ impl ServeAt {
         self.control
     }
 
+    /// Whether the file of the token was named.
+    pub(crate) fn names_token(&self) -> bool {
+        self.control_token_file.is_some()
+    }
+
     /// The same addresses for a worker, which has only a gateway.
     #[must_use]
     pub fn of_worker(serve: Option<SocketAddr>, public_url: Option<String>, tls: TlsArgs) -> Self {

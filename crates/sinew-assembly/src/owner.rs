@@ -3,11 +3,14 @@
 
 use crate::Session;
 use crate::failure::Failure;
-use sinew_control::{ControlDesk, ControlLimits, ControlPlace, RoleKind, Token};
+use crate::launch::{
+    control_address, control_limits, control_token, launched_name, owner_url, supervise,
+};
+use sinew_control::{ControlDesk, ControlPlace, RoleKind, Supervisor, Token};
 use sinew_orchestrator::{Goal, PipelineError, Process, Recorder, RunEvent};
 use sinew_pipeline::WeightsTransport;
 use sinew_queue::{Clock, QueueRoutes, system_clock};
-use sinew_recipe::{EngineType, RolloutPlace, RunPlan};
+use sinew_recipe::{EngineType, LaunchPlan, RolloutPlace, RunPlan};
 use sinew_render::Renderer;
 use sinew_store::queue::{DiskQueue, MemoryQueue, Queue, QueueLimits};
 use sinew_types::{Fence, PolicyVersion, TensorSource};
@@ -15,6 +18,7 @@ use sinew_workers::{Desk, ListenerParts, OwnerListener, RunTerms};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -25,6 +29,8 @@ const TICKETS: &str = "tickets";
 const WEIGHTS: &str = "weights";
 /// Interval of sweeps of the queue, and rows that are done and whose keys stay known.
 const SWEEP: (Duration, usize) = (Duration::from_secs(2), 4096);
+/// Time that the roles of a run get to end with it.
+const ROLES_GRACE: Duration = Duration::from_secs(30);
 /// Interval of checks whether a role asked the run to end.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -85,48 +91,87 @@ pub(crate) struct Owner {
     control: Arc<ControlDesk>,
     /// Set if workers run the episodes.
     pub(crate) tickets: Option<Tickets>,
+    /// Starts the roles of `[launch]`. Taken out when this value is dropped.
+    supervisor: Option<Supervisor>,
+    /// Whether the run ended by itself.
+    ended: Arc<AtomicBool>,
     /// Listens until it is dropped. Only dropping it uses it.
     _listener: OwnerListener,
 }
 
+impl Drop for Owner {
+    /// Roles end with a run that is over. Those of an interrupted run stay for its next session.
+    fn drop(&mut self) {
+        let over = self.ended.load(Ordering::Acquire) || self.control.is_stopping();
+        if let Some(supervisor) = self.supervisor.take()
+            && over
+            && !supervisor.shutdown(ROLES_GRACE)
+        {
+            tracing::warn!("roles did not end in time with their run");
+        }
+    }
+}
+
 impl Owner {
-    /// Opens the address of `--control`, if the run has one.
+    /// Opens the address of `--control`, or of `[launch]`, if the run has one.
     ///
     /// # Errors
-    /// If the recipe needs one that was not given, the address or the queue cannot be opened, or the token is
-    /// no secret.
+    /// If the recipe needs one that was not given, the address or the queue cannot be opened, the token is no
+    /// secret, or the roles of `[launch]` cannot be started.
     pub(crate) fn open(parts: &OwnerParts<'_>) -> Result<Option<Self>, Failure> {
-        let session = parts.session;
-        let Some(address) = session.serve.control() else {
-            if parts.recipe.rollout.place == RolloutPlace::Workers {
+        let (recipe, session) = (parts.recipe, parts.session);
+        let launch = recipe.launch.as_ref();
+        let address = match (session.serve.control(), launch) {
+            (Some(address), _) => address,
+            (None, Some(launch)) => control_address(launch)?,
+            (None, None) if recipe.rollout.place == RolloutPlace::Workers => {
                 return Err(Failure::input(
                     "rollout.place = \"workers\": workers need an address of the run\n  hint: --control \
                      127.0.0.1:9000; rollout.place = \"auto\" runs the episodes in this process without one",
                 ));
             }
-            return Ok(None);
+            (None, None) => return Ok(None),
         };
-        let run = run_name(session.dir.path());
-        let (token_file, token) = session.serve.token(session.dir)?;
-        let limits = ControlLimits::default();
-        let control = Arc::new(ControlDesk::new(&run, parts.fence.number(), limits));
-        let tickets = parts.recipe.on_workers(true);
-        let tickets = tickets.then(|| parts.tickets(run)).transpose()?;
-        let (listener, url) = listen(session, address, &token, &control, tickets.as_ref())?;
-        note(session, parts.fence, &url, &token_file)?;
-        session.runtime.spawn(stop_on_order(
-            Arc::downgrade(&control),
-            session.stop.clone(),
-        ));
-        if let Some(tickets) = &tickets {
-            session
-                .bus
-                .record(Box::new(EndOfRun(Arc::clone(&tickets.desk))));
-            session.bus.emit(RunEvent::Controlled { url, token_file })?;
-        }
+        let (token_file, token) = token(session, launch)?;
+        let run = launched_name(recipe, session.dir.path());
+        let fence = parts.fence.number();
+        let control = Arc::new(ControlDesk::new(&run, fence, control_limits(launch)));
+        let workers = launch.is_some_and(|launch| launch.rollout.is_some());
+        let tickets = recipe.on_workers(workers || session.serve.control().is_some());
+        let tickets = tickets.then(|| parts.tickets()).transpose()?;
+        let listener = listen(session, address, &token, &control, tickets.as_ref())?;
+        let (bound, scheme) = (listener.address(), listener.scheme());
+        let url = match launch {
+            Some(launch) => owner_url(launch, &run, bound, scheme),
+            None => format!("{scheme}://{bound}"),
+        };
+        let place = place(session, fence, &url, &token_file);
+        let supervisor = match launch {
+            Some(launch) => Some(supervise(
+                launch,
+                &run,
+                session.dir.path(),
+                &control,
+                &place,
+            )?),
+            None => {
+                place.write(session.dir.path()).map_err(Failure::system)?;
+                let order = stop_on_order(Arc::downgrade(&control), session.stop.clone());
+                session.runtime.spawn(order);
+                None
+            }
+        };
+        let ended = Arc::<AtomicBool>::default();
+        session.bus.record(Box::new(EndOfRun {
+            ended: Arc::clone(&ended),
+            desk: tickets.as_ref().map(|tickets| Arc::clone(&tickets.desk)),
+        }));
+        session.bus.emit(RunEvent::Controlled { url, token_file })?;
         Ok(Some(Self {
             control,
             tickets,
+            supervisor,
+            ended,
             _listener: listener,
         }))
     }
@@ -157,8 +202,9 @@ impl Owner {
 
 impl OwnerParts<'_> {
     /// Desk and queue of the tickets.
-    fn tickets(&self, run: String) -> Result<Tickets, Failure> {
+    fn tickets(&self) -> Result<Tickets, Failure> {
         let (dir, rollout) = (self.session.dir, &self.recipe.rollout);
+        let run = run_name(dir.path());
         let section = &self.recipe.engine;
         let embedded = section.kind == EngineType::Embedded;
         let named = section.weights_dir.as_ref().filter(|_| embedded);
@@ -202,7 +248,7 @@ fn listen(
     token: &str,
     control: &Arc<ControlDesk>,
     tickets: Option<&Tickets>,
-) -> Result<(OwnerListener, String), Failure> {
+) -> Result<OwnerListener, Failure> {
     let tls = &session.serve.tls;
     let endpoint = tls.endpoint_of_run("--control", address, session.dir.path())?;
     let failed = |e: &dyn std::fmt::Display| Failure::input(format!("--control {address}: {e}"));
@@ -219,23 +265,27 @@ fn listen(
         roles: control.router(secret),
         tickets: tickets.map_err(|e| failed(&e))?,
     };
-    let listener = OwnerListener::start(&session.runtime, parts).map_err(|e| failed(&e))?;
-    let url = listener.url();
-    Ok((listener, url))
+    OwnerListener::start(&session.runtime, parts).map_err(|e| failed(&e))
 }
 
-/// Writes the way to the owner into the folder of the run, for other commands.
-fn note(session: &Session<'_>, fence: &Fence, url: &str, token: &Path) -> Result<(), Failure> {
-    let folder = session.dir.path();
+/// The file with the token of all roles, and the token.
+fn token(session: &Session<'_>, launch: Option<&LaunchPlan>) -> Result<(PathBuf, String), Failure> {
+    match launch {
+        Some(_) if !session.serve.names_token() => control_token(launch, session.dir.path()),
+        _ => session.serve.token(session.dir),
+    }
+}
+
+/// The way to the owner, for other commands.
+fn place(session: &Session<'_>, fence: u64, url: &str, token: &Path) -> ControlPlace {
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let authority = folder.join("tls/ca.pem");
-    let place = ControlPlace {
+    let authority = session.dir.path().join("tls/ca.pem");
+    ControlPlace {
         url: url.to_owned(),
         token_file: absolute(token),
         ca_file: (url.starts_with("https:") && authority.is_file()).then(|| absolute(&authority)),
-        fence: fence.number(),
-    };
-    place.write(folder).map_err(Failure::system)
+        fence,
+    }
 }
 
 /// Name of the run, which its traces have.
@@ -267,7 +317,10 @@ async fn stop_on_order(control: Weak<ControlDesk>, stop: watch::Sender<bool>) {
 }
 
 /// Tells workers of a run that ended by itself. One that failed or was interrupted may go on: they wait.
-struct EndOfRun(Arc<Desk>);
+struct EndOfRun {
+    ended: Arc<AtomicBool>,
+    desk: Option<Arc<Desk>>,
+}
 
 impl Recorder for EndOfRun {
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
@@ -276,7 +329,8 @@ impl Recorder for EndOfRun {
             ..
         } = event
         {
-            self.0.end();
+            self.ended.store(true, Ordering::Release);
+            self.desk.iter().for_each(|desk| desk.end());
         }
         Ok(())
     }

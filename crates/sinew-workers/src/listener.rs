@@ -96,9 +96,14 @@ impl OwnerListener {
         })
     }
 
-    /// Address without a path, such as `http://127.0.0.1:9000`.
-    pub fn url(&self) -> String {
-        format!("{}://{}", self.scheme, self.address)
+    /// Address on which it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `https` or `http`.
+    pub fn scheme(&self) -> &'static str {
+        self.scheme
     }
 }
 
