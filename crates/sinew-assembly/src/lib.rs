@@ -130,7 +130,7 @@ pub use failure::Failure;
 pub use sinew_http::server::{Endpoint, Listener};
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
-pub use worker::{WorkerOptions, WorkerRun, join};
+pub use worker::{FollowedEngine, WorkerOptions, WorkerRun, follow_engine, join};
 
 use adapter::MeasuredAdapter;
 use learner::LearnerParts;

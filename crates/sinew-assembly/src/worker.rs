@@ -222,3 +222,62 @@ fn outside(error: MirrorError) -> Failure {
         error => Failure::outside(error),
     }
 }
+
+/// An engine in this process that follows the weights of a run.
+pub struct FollowedEngine {
+    /// The engine.
+    pub engine: Arc<dyn Engine>,
+    /// Tokenizer and chat template of its model.
+    pub renderer: Arc<dyn Renderer>,
+    /// Its weights.
+    pub loaded: Loaded,
+    /// The recipe of the owner.
+    pub recipe: RunPlan,
+    /// Follows the owner's weights while it lives.
+    _following: Option<Following>,
+}
+
+impl std::fmt::Debug for FollowedEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FollowedEngine")
+            .field("loaded", &self.loaded)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes an engine that follows the weights of an owner. `None`: the process was asked to end before there were
+/// any.
+///
+/// # Errors
+/// If the program is another one than the owner's, the run has servers as engines, or the weights cannot be had.
+pub fn follow_engine(
+    owner: &Arc<DeskClient>,
+    terms: &RunTerms,
+    options: &WorkerOptions,
+) -> Result<Option<FollowedEngine>, Failure> {
+    terms
+        .check(BUILD, &terms.parts)
+        .map_err(|e| Failure::outside(format!("--owner: {e}")))?;
+    if !terms.weights {
+        return Err(Failure::input(
+            "--role engine: the engines of this run are servers, which get their weights from its owner\n  hint: add \
+             their addresses to engine.url of the recipe",
+        ));
+    }
+    let recipe = RunPlan::parse(
+        Path::new("recipe of the owner"),
+        &terms.recipe,
+        ENVIRONMENTS,
+    )?;
+    let renderer = renderer(&recipe.model, &recipe.env)?;
+    let device = device()?;
+    let made = sampler(owner, terms, options, &recipe, &renderer, &device)?;
+    let made = made.and_then(|made| Some((made.engine, made.loaded?, made.following)));
+    Ok(made.map(|(engine, loaded, following)| FollowedEngine {
+        engine,
+        renderer,
+        loaded,
+        recipe,
+        _following: following,
+    }))
+}
