@@ -89,12 +89,6 @@ pub fn collection(
     how: &CollectOptions,
     session: Session<'_>,
 ) -> Result<Collection, Failure> {
-    if let Some(address) = session.serve.control() {
-        return Err(Failure::input(format!(
-            "--control {address}: it has no effect here, since a collection runs its episodes in this process; \
-             leave it out"
-        )));
-    }
     let device = device()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
