@@ -124,6 +124,8 @@ mod track;
 mod trust;
 #[path = "it/view.rs"]
 mod view;
+#[path = "it/workers.rs"]
+mod workers;
 #[path = "it/worlds.rs"]
 mod worlds;
 
