@@ -1,0 +1,5 @@
+//! Owner and workers in one process: the port of rollouts over a queue, weights over a socket.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod mirror;
+mod rollouts;
