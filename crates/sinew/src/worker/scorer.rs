@@ -18,7 +18,7 @@ const ROWS: usize = 32;
 const TOKENS: u64 = 1 << 20;
 /// Time after which the rows of a scorer that died go to another.
 const LEASE: Duration = Duration::from_secs(60);
-/// Attempts at a row before it goes on without a reward.
+/// Attempts at a row, after which it counts as failed.
 const ATTEMPTS: u32 = 3;
 
 pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {

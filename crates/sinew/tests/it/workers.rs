@@ -107,22 +107,22 @@ fn workers_of_which_one_dies_give_the_run_of_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path(), 4, &[("rollout.ticket_lease_s", "1.0")]);
     let whole = dir.path().join("whole");
-    let alone = done(&recipe, &whole, &[]);
+    let single = done(&recipe, &whole, &[]);
     let run = dir.path().join("run");
     let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
     let mut dies = owner.worker(&[], finished);
     let _stays = owner.worker(&[], joined);
     dies.kill();
     let last = owner.end();
-    same_end("workers", (&run, &last), (&whole, &alone));
+    same_end("workers", (&run, &last), (&whole, &single));
 }
 
 #[test]
-fn an_owner_that_is_killed_goes_on_with_the_same_workers() {
+fn an_owner_that_is_killed_continues_with_the_same_workers() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path(), 6, &[("rollout.ticket_lease_s", "1.0")]);
     let whole = dir.path().join("whole");
-    let alone = done(&recipe, &whole, &[]);
+    let single = done(&recipe, &whole, &[]);
     let run = dir.path().join("run");
     let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
     let at = owner.url.trim_start_matches("http://").to_owned();
@@ -130,8 +130,8 @@ fn an_owner_that_is_killed_goes_on_with_the_same_workers() {
     owner.kill();
     let owner = Owner::start(&recipe, &run, &at, &["--resume"]);
     let last = owner.end();
-    same_end("resumed", (&run, &last), (&whole, &alone));
-    // The same run goes on without workers as well: it ended, so that nothing is trained.
+    same_end("resumed", (&run, &last), (&whole, &single));
+    // It continues without workers as well; here nothing is left to train.
     let again = done(&recipe, &run, &["--resume"]);
     assert_eq!(count(&again, "trained_twice"), 0);
 }
@@ -225,7 +225,7 @@ fn options_without_effect_and_roles_without_use_are_refused() {
     let recipe = recipe(dir.path(), 1, &[("rollout.place", "\"workers\"")]);
     let mut train = sinew();
     train.arg("train").arg(&recipe).arg("--run-dir");
-    let alone = train.arg(dir.path().join("run")).output().unwrap();
-    let alone = failure(&alone, 2);
-    assert!(alone.contains("--control"), "{alone}");
+    let single = train.arg(dir.path().join("run")).output().unwrap();
+    let single = failure(&single, 2);
+    assert!(single.contains("--control"), "{single}");
 }
