@@ -277,7 +277,9 @@ fn a_learning_rate_that_is_far_too_high_destroys(run: &Path) {
         "[model]\ntype = \"pretrained\"\nsource = \"run:{}\"\n\n",
         run.display()
     );
+    // A model that solves every task learns nothing from its own samples: hot ones differ in reward.
     let rest = rest
+        .replace("[rollout]\n", "[rollout]\ntemperature = 4.0\n")
         .replace("learning_rate = 3e-3", "learning_rate = 1.0")
         .replace("steps = 60", "steps = 6");
     std::fs::write(&recipe, format!("{head}{model}{rest}")).unwrap();
