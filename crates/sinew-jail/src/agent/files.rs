@@ -9,7 +9,7 @@
 use super::link::Link;
 use super::sys;
 use crate::wire::{CHUNK, Put, Take, ask, content, file, tell};
-use rustix::fs::{CWD, Gid, OFlags, ResolveFlags, Uid};
+use rustix::fs::{CWD, OFlags, ResolveFlags};
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -72,8 +72,7 @@ impl Base {
     /// Gives what was made to the owner.
     fn give(&self, made: impl AsFd) -> Result<()> {
         let (user, group) = self.owner;
-        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
-        Ok(rustix::fs::fchown(made, Some(user), Some(group))?)
+        std::os::unix::fs::fchown(made, Some(user), Some(group))
     }
 }
 

@@ -4,7 +4,7 @@
 //! describes, reads and writes files below `/work` (with a writable root, anywhere), and ends when the connection ends. It must be the first
 //! process of its PID namespace: it ends executions by killing everything else in there. The command
 //! `without-mount PATH PROGRAM ARGS`, outside of any sandbox, makes it a program that does not see the mount
-//! at PATH.
+//! at PATH; `with-layer PLAN PROGRAM ARGS` one that sees a writable root (`crate::layer`).
 //!
 //! Requests are answered one at a time, in the order in which they come. A frame that is too long, or
 //! that does not belong, is a defect of the host, which is trusted: the agent ends, and the kernel ends
@@ -31,6 +31,7 @@ mod waiting;
 mod who;
 
 use crate::landlock::{self, Writable};
+use crate::layer::{self, LayerPlan};
 use crate::seccomp::Filter;
 use crate::wire::{Put, Take, VERSION, ask, tell};
 use link::Link;
@@ -66,6 +67,12 @@ pub fn main(args: &[OsString]) -> i32 {
         eprintln!("agent: {}", sys::without_mount(&path, program));
         return 126;
     }
+    if let [mode, plan, program @ ..] = args
+        && mode == "with-layer"
+    {
+        eprintln!("agent: {}", with_layer(plan, program));
+        return 126;
+    }
     if std::process::id() != 1 {
         eprintln!("the agent must be the first process of a PID namespace");
         return 64;
@@ -87,6 +94,17 @@ pub fn main(args: &[OsString]) -> i32 {
         eprintln!("agent: {e}");
     }
     1
+}
+
+/// Becomes a program in a mount namespace with a writable layer; returns the reason if it could not.
+fn with_layer(plan: &std::ffi::OsStr, program: &[OsString]) -> String {
+    let made = serde_json::from_slice::<LayerPlan>(plan.as_bytes())
+        .map_err(crate::Error::from)
+        .and_then(|plan| layer::enter(&plan));
+    match made {
+        Ok(()) => sys::run_instead(program).to_string(),
+        Err(e) => e.to_string(),
+    }
 }
 
 /// Makes a bare kernel a place for programs, and opens the port to the host.
