@@ -167,7 +167,7 @@ impl Api {
     /// Name of the image of writable roots. An unpacked image is imported once, under a hash of its content.
     async fn whole(&self) -> SandboxResult<&str> {
         let Some(folder) = &self.folder else {
-            return Ok(&self.image);
+            return Ok(self.image.as_str());
         };
         let import = async {
             let folder = folder.clone();
@@ -186,7 +186,7 @@ impl Api {
             Ok::<_, SandboxError>(name)
         };
         let name = self.whole.get_or_try_init(|| import).await?;
-        Ok(name)
+        Ok(name.as_str())
     }
 
     /// Uses an image that the daemon has under this name.
@@ -227,7 +227,7 @@ impl Api {
         start: &StartSpec<'_>,
     ) -> SandboxResult<String> {
         let image = match start.way {
-            None => &self.image,
+            None => self.image.as_str(),
             Some(_) => self.whole().await?,
         };
         let body = creation(self.kind, image, common, start).to_string();

@@ -382,7 +382,9 @@ impl Containers {
 /// User outside that is root of a process's user namespace.
 fn root_user(pid: i32) -> Option<u32> {
     let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).ok()?;
-    let mut lines = map.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
+    let mut lines = map
+        .lines()
+        .map(|l| l.split_whitespace().collect::<Vec<_>>());
     lines.find_map(|l| match l.as_slice() {
         ["0", outside, _] => outside.parse().ok(),
         _ => None,

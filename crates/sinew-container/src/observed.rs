@@ -88,13 +88,21 @@ impl Observed {
         let caps = ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"];
         let bounded = self.root_bytes.is_some_and(|n| n <= root.bytes);
         let how = match self.root_bytes {
-            Some(n) if bounded => format!("writable, a layer of {n} bytes that ends with the sandbox"),
-            Some(n) => format!("writable; the layer of {engine} has no size of its own, its disk has {n} bytes"),
+            Some(n) if bounded => {
+                format!("writable, a layer of {n} bytes that ends with the sandbox")
+            }
+            Some(n) => format!(
+                "writable; the layer of {engine} has no size of its own, its disk has {n} bytes"
+            ),
             None => format!("writable; the host cannot see the size of the layer of {engine}"),
         };
         let user = match self.root_user {
-            Some(user) if user > 0 => format!("root inside is user {user} outside, without rights there"),
-            _ => format!("{engine} maps no users: root inside is root outside, without capabilities"),
+            Some(user) if user > 0 => {
+                format!("root inside is user {user} outside, without rights there")
+            }
+            _ => {
+                format!("{engine} maps no users: root inside is root outside, without capabilities")
+            }
         };
         vec![
             row("root", bounded, how),

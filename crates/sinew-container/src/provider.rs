@@ -131,7 +131,11 @@ fn check_root(spec: &SandboxSpec) -> SandboxResult<()> {
     }
     if !root.workdir.starts_with('/') || root.workdir.contains('\0') {
         let allowed = "an absolute path";
-        return bad("writable_root.workdir", format!("{:?}", root.workdir), allowed);
+        return bad(
+            "writable_root.workdir",
+            format!("{:?}", root.workdir),
+            allowed,
+        );
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::state::io;
 use sinew_sandbox::{ETC_FILES, SandboxError};
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 /// Path of the agent inside.
@@ -184,8 +184,8 @@ pub(crate) fn archive(folder: &Path) -> SandboxResult<Vec<u8>> {
         .map_err(|e| io("pack a root", e))
 }
 
-/// An unpacked image as a tar file, for engines that need it whole. Times are kept: compiled Python is valid
-/// only with that of its source.
+/// An unpacked image as a tar file, for engines that need it whole. Owners are kept; times, too, since compiled
+/// Python is valid only with that of its source.
 pub(crate) fn archive_image<W: Write>(image: &Path, out: W) -> SandboxResult<W> {
     let mut builder = tar::Builder::new(out);
     add(&mut builder, image, Path::new(""), true)
@@ -193,12 +193,12 @@ pub(crate) fn archive_image<W: Write>(image: &Path, out: W) -> SandboxResult<W> 
         .map_err(|e| io(format!("pack {}", image.display()), e))
 }
 
-/// Adds a folder in the order of names, without owners, and without times unless they are kept.
+/// Adds a folder in the order of names, without owners and times unless they are kept.
 fn add<W: Write>(
     builder: &mut tar::Builder<W>,
     folder: &Path,
     inside: &Path,
-    times: bool,
+    kept: bool,
 ) -> std::io::Result<()> {
     let names = fs::read_dir(folder)?.map(|e| e.map(|e| e.file_name()));
     let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
@@ -208,16 +208,19 @@ fn add<W: Write>(
         let meta = path.symlink_metadata()?;
         let mut header = tar::Header::new_gnu();
         header.set_metadata(&meta);
-        header.set_uid(0);
-        header.set_gid(0);
-        if !times {
+        let own = rustix::process::geteuid().as_raw();
+        if !kept || own != 0 && meta.uid() == own {
+            header.set_uid(0);
+            header.set_gid(0);
+        }
+        if !kept {
             header.set_mtime(0);
         }
         if meta.is_symlink() {
             builder.append_link(&mut header, &inner, fs::read_link(&path)?)?;
         } else if meta.is_dir() {
             builder.append_data(&mut header, &inner, std::io::empty())?;
-            add(builder, &path, &inner, times)?;
+            add(builder, &path, &inner, kept)?;
         } else if meta.is_file() {
             builder.append_data(&mut header, &inner, fs::File::open(&path)?)?;
         }
@@ -245,7 +248,10 @@ mod tests {
         assert_eq!((root.lower.as_path(), root.above), (image.as_path(), 1));
         let whole = archive_image(&image, Vec::new()).unwrap();
         let mut whole = tar::Archive::new(whole.as_slice());
-        let held = whole.entries().unwrap().map(|e| e.unwrap().path().unwrap().into_owned());
+        let held = whole
+            .entries()
+            .unwrap()
+            .map(|e| e.unwrap().path().unwrap().into_owned());
         let held: Vec<_> = held.collect();
         assert!(held.contains(&"usr/bin/python3".into()), "{held:?}");
         assert_eq!(

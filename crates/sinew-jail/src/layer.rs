@@ -86,7 +86,10 @@ pub fn enter(plan: &LayerPlan) -> Result<()> {
         context.mount(MountAttrFlags::empty())
     };
     let stage = Context::new("tmpfs").and_then(small);
-    put(stage.map_err(call("make a file system in memory"))?, &plan.stage)?;
+    put(
+        stage.map_err(call("make a file system in memory"))?,
+        &plan.stage,
+    )?;
     for (number, show) in shows.into_iter().enumerate() {
         let place = plan.shown(number);
         if plan.shows[number].is_dir() {
@@ -131,9 +134,11 @@ fn overlay(plan: &LayerPlan, lower: &Path, layer: &Path) -> Result<()> {
         }
         context.mount(MountAttrFlags::empty())
     });
-    let laid = laid.map_err(call("lay a writable layer over the image")).map_err(|e| {
-        e.hint("; writable roots need overlayfs above mapped images: Linux 5.19 or newer")
-    })?;
+    let laid = laid
+        .map_err(call("lay a writable layer over the image"))
+        .map_err(|e| {
+            e.hint("; writable roots need overlayfs above mapped images: Linux 5.19 or newer")
+        })?;
     put(laid, &merged)
 }
 
@@ -199,12 +204,7 @@ fn mapped(path: &Path, user: u32) -> Result<OwnedFd> {
         | MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV;
     // struct mount_attr: attributes to set, to clear, propagation, descriptor of the namespace.
-    let request: [u64; 4] = [
-        attributes.bits().into(),
-        0,
-        0,
-        users.as_raw_fd() as u64,
-    ];
+    let request: [u64; 4] = [attributes.bits().into(), 0, 0, users.as_raw_fd() as u64];
     // SAFETY: an open descriptor, an empty path, and a structure as long as the call is told; all outlive the
     // call.
     let done = unsafe {
@@ -297,7 +297,10 @@ mod tests {
         let upper = dir.path().join("a");
         prepare(&upper, &lower, user).unwrap();
         assert_eq!(names(&upper), all);
-        let mode = fs::metadata(upper.join("work")).unwrap().permissions().mode();
+        let mode = fs::metadata(upper.join("work"))
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o7777, 0o1777);
         // Docker's images have an empty file there.
         fs::write(lower.join("etc/hosts"), "").unwrap();

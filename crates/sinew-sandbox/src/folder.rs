@@ -81,9 +81,11 @@ fn read_into(
 fn read_file(path: &Path, left: &mut u64) -> Result<Vec<u8>> {
     let mut content = Vec::new();
     let file = File::open(path)?;
-    file.take(left.saturating_add(1)).read_to_end(&mut content)?;
+    file.take(left.saturating_add(1))
+        .read_to_end(&mut content)?;
     let rest = left.checked_sub(content.len() as u64);
-    *left = rest.ok_or_else(|| Error::new(ErrorKind::FileTooLarge, "the folder has too many bytes"))?;
+    *left =
+        rest.ok_or_else(|| Error::new(ErrorKind::FileTooLarge, "the folder has too many bytes"))?;
     Ok(content)
 }
 
@@ -148,7 +150,10 @@ mod tests {
         write_folder(&to, &entries).unwrap();
         let meta = fs::metadata(to.join("a/b/c.sh")).unwrap();
         assert_eq!((meta.len(), meta.mode() & 0o777), (4, 0o755));
-        assert!(to.join("l").symlink_metadata().is_err(), "links are left out");
+        assert!(
+            to.join("l").symlink_metadata().is_err(),
+            "links are left out"
+        );
         // A file is not replaced.
         assert!(write_folder(&to, &entries).is_err());
     }

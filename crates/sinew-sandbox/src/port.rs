@@ -33,9 +33,10 @@ impl SandboxSpec {
             Some(root) => Err(SandboxError::Request {
                 field: "writable_root",
                 value: format!("{} bytes at level {level}", root.bytes),
-                allowed: "only level container has writable roots; use sandbox.level = \"container\" \
+                allowed:
+                    "only level container has writable roots; use sandbox.level = \"container\" \
                           with an image, or leave it out"
-                    .into(),
+                        .into(),
             }),
         }
     }
@@ -107,14 +108,18 @@ impl ExecOptions {
     /// [`SandboxError::Request`] with the option.
     pub fn refuse_user_and_workdir(&self) -> Result<(), SandboxError> {
         let options = [("user", &self.user), ("workdir", &self.workdir)];
-        match options.into_iter().find_map(|(f, v)| Some((f, v.as_ref()?))) {
+        match options
+            .into_iter()
+            .find_map(|(f, v)| Some((f, v.as_ref()?)))
+        {
             None => Ok(()),
             Some((field, value)) => Err(SandboxError::Request {
                 field,
                 value: format!("{value:?}"),
-                allowed: "it can be chosen in sandboxes with a writable root only; leave it out, or set \
+                allowed:
+                    "it can be chosen in sandboxes with a writable root only; leave it out, or set \
                           writable_root at level container"
-                    .into(),
+                        .into(),
             }),
         }
     }

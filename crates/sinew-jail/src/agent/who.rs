@@ -36,8 +36,7 @@ pub(super) fn user(text: &[u8]) -> Result<User> {
 /// Content of a file of the root; empty if it is missing or cannot be read.
 fn read(path: &CStr) -> Vec<u8> {
     let open = || -> Result<Vec<u8>> {
-        let resolve =
-            ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
         // NONBLOCK: a pipe of that name must not hold the agent.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let root = super::files::top(c"/")?;
@@ -154,7 +153,8 @@ mod tests {
         broken\n\
         agent:x:1000:1001:,,,:/home/agent:/bin/sh\n\
         odd:x:1002:7:::/bin/sh\n";
-    const GROUP: &[u8] = b"root:x:0:\nagent:x:1001:\naudio:x:29:root,agent\nstaff:x:50:agent\nbad:x::agent\n";
+    const GROUP: &[u8] =
+        b"root:x:0:\nagent:x:1001:\naudio:x:29:root,agent\nstaff:x:50:agent\nbad:x::agent\n";
 
     fn found(text: &str) -> (u32, u32, Vec<u32>, String) {
         let user = find(text.as_bytes(), PASSWD, GROUP).unwrap();
@@ -177,7 +177,15 @@ mod tests {
 
     #[test]
     fn nobody_is_made_up() {
-        for text in ["", ":0", "nobody", "agent:none", "agent:", "4294967295", "broken"] {
+        for text in [
+            "",
+            ":0",
+            "nobody",
+            "agent:none",
+            "agent:",
+            "4294967295",
+            "broken",
+        ] {
             assert!(find(text.as_bytes(), PASSWD, GROUP).is_err(), "{text}");
         }
         let root = find(b"root", b"", b"").unwrap();
@@ -186,7 +194,12 @@ mod tests {
 
     #[test]
     fn a_later_variable_replaces_an_earlier_one() {
-        let list = |texts: &[&str]| texts.iter().map(|t| t.as_bytes().to_vec()).collect::<Vec<_>>();
+        let list = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|t| t.as_bytes().to_vec())
+                .collect::<Vec<_>>()
+        };
         let base = list(&["PATH=/bin", "HOME=/", "A=1"]);
         let more = list(&["PATH=/opt:/bin", "B", "A="]);
         let expected = list(&["HOME=/", "PATH=/opt:/bin", "B", "A="]);

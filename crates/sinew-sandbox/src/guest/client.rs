@@ -353,14 +353,16 @@ impl Guest {
             WHO => SandboxError::Request {
                 field: "user",
                 value: format!("{:?} ({why})", place.user),
-                allowed: "a user of the image's /etc/passwd, or its number; USER:GROUP names a group of \
+                allowed:
+                    "a user of the image's /etc/passwd, or its number; USER:GROUP names a group of \
                           /etc/group, too"
-                    .into(),
+                        .into(),
             },
             FOLDER => SandboxError::Request {
                 field: "workdir",
                 value: format!("{:?} ({why})", place.workdir),
-                allowed: "an absolute path of a folder that is there and that the user may enter".into(),
+                allowed: "an absolute path of a folder that is there and that the user may enter"
+                    .into(),
             },
             _ => self.unavailable(format!("{}: {why}", step_name(step))),
         }
@@ -575,7 +577,8 @@ fn absolute(path: &str) -> SandboxResult<()> {
     Err(SandboxError::Request {
         field: "path",
         value: format!("{path:?}"),
-        allowed: "an absolute path of plain names, such as /logs/verifier, of at most 4000 bytes".into(),
+        allowed: "an absolute path of plain names, such as /logs/verifier, of at most 4000 bytes"
+            .into(),
     })
 }
 

@@ -211,7 +211,10 @@ fn ended(bytes: &[u8]) -> Option<Ended> {
     })
 }
 
-pub(super) async fn send(write: &mut WriteHalf<Box<dyn Stream>>, frame: &[u8]) -> SandboxResult<()> {
+pub(super) async fn send(
+    write: &mut WriteHalf<Box<dyn Stream>>,
+    frame: &[u8],
+) -> SandboxResult<()> {
     let sent = async {
         write.write_all(frame).await?;
         write.flush().await
