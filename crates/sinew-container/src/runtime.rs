@@ -143,7 +143,7 @@ impl Runtime {
             image: common.root.lower.clone(),
             stage,
             bytes: root.bytes,
-            inodes: ROOT_INODES,
+            inodes: INODES + root.bytes / BYTES_OF_FILE,
             first_user: start.uid,
             shows: shows.chain(own).collect(),
         }))
@@ -270,8 +270,8 @@ fn tmpfs(inside: &str, options: &[String]) -> Value {
 
 /// Folders that a stage may cover in the mount namespace of a container: the runtime needs nothing in them.
 const STAGES: [&str; 5] = ["/mnt", "/srv", "/media", "/tmp", "/var/tmp"];
-/// Maximum files and folders in the layer of a writable root.
-const ROOT_INODES: u64 = 1 << 20;
+/// Bytes of a layer for each file and folder that it may have, beyond [`INODES`].
+const BYTES_OF_FILE: u64 = 4096;
 
 /// A folder that can be covered while `used` is in use.
 fn stage(used: &Path) -> Option<PathBuf> {

@@ -26,8 +26,11 @@ pub use plain::PlainBuilder;
 pub use record::{BuildRecord, find, list, remove};
 
 use crate::cache::{self, Image};
+use crate::documents::{self, hex};
 use crate::{ImageError, UnpackLimits};
+use sha2::{Digest, Sha256};
 use std::fmt::Debug;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -249,7 +252,8 @@ pub fn build(request: &BuildRequest, builder: &dyn ImageBuilder) -> Result<Built
         .clone()
         .unwrap_or_else(|| own_tag(&context.hash));
     let log = builder.build(request, &tag)?;
-    let image = exported(builder, &tag, &cache, &request.limits, request.timeout)?;
+    let place = (cache.as_path(), name.as_str());
+    let image = exported(builder, &tag, place, &request.limits, request.timeout)?;
     // Base images that were fetched have ids now.
     let ids = match ids {
         Some(ids) => ids,
@@ -293,10 +297,20 @@ pub fn import_from(
     })?;
     let cache = cache::prepare(cache)?;
     // Docker's and Podman's id of an image is the hash of its configuration, as the cache's is.
-    if let Some(image) = cache::get(&cache, id.trim_start_matches("sha256:")) {
+    let known = || {
+        let id = documents::sha256(&id).unwrap_or(&id);
+        documents::sha256(&format!("sha256:{id}")).ok()?;
+        cache::get(&cache, id)
+    };
+    if let Some(image) = known() {
         return Ok(image);
     }
-    exported(builder, name, &cache, limits, timeout)
+    let lock = format!("{}-import", hex(&Sha256::digest(&id)));
+    let _lock = cache::lock_until(&cache, &lock, Instant::now() + timeout)?;
+    match known() {
+        Some(image) => Ok(image),
+        None => exported(builder, name, (cache.as_path(), &lock), limits, timeout),
+    }
 }
 
 /// Same as [`import_from`] with an engine of this host: the one of `kind`, or the first that has the image.
@@ -325,19 +339,26 @@ pub fn import(
     }))
 }
 
-/// Writes an image to a temporary file of the cache, and unpacks it.
+/// Writes an image to a file in the folder `LOCK.partial` of the cache, and unpacks it. The caller holds the lock
+/// of that name; the next unpack removes what a killed process leaves.
 fn exported(
     builder: &dyn ImageBuilder,
     name: &str,
-    cache: &Path,
+    (cache, lock): (&Path, &str),
     limits: &UnpackLimits,
     timeout: Duration,
 ) -> Result<Image, BuildError> {
-    let folder = tempfile::Builder::new()
-        .prefix("export-")
-        .tempdir_in(cache)
-        .map_err(|e| io_error("make a folder in the cache", e))?;
-    let file = folder.path().join("image.tar");
-    builder.save(name, &file, timeout)?;
-    Ok(crate::unpack(&file, cache, limits)?)
+    let folder = cache.join(format!("{lock}.partial"));
+    if folder.exists() {
+        fs::remove_dir_all(&folder).map_err(|e| io_error("remove an old export", e))?;
+    }
+    fs::create_dir(&folder).map_err(|e| io_error("make a folder in the cache", e))?;
+    let file = folder.join("image.tar");
+    let image = builder
+        .save(name, &file, timeout)
+        .and_then(|()| Ok(crate::unpack(&file, cache, limits)?));
+    let removed = fs::remove_dir_all(&folder);
+    let image = image?;
+    removed.map_err(|e| io_error("remove an export", e))?;
+    Ok(image)
 }
