@@ -109,7 +109,7 @@ refused('umount', sc(166, b'/proc', 2))
 refused('chroot', sc(161, b'/target'))
 for name, nr in (('init_module', 175), ('finit_module', 313), ('delete_module', 176), ('kexec_load', 246), ('reboot', 169), ('swapon', 167), ('sethostname', 170), ('iopl', 172), ('settimeofday', 164), ('bpf', 321)):
     refused(name, sc(nr, 0, 0, 0, 0, 0, 0))
-for p in ('/proc/sys/kernel/hostname', '/proc/sys/kernel/core_pattern', '/proc/sysrq-trigger', '/proc/self/uid_map', '/proc/self/oom_score_adj'):
+for p in ('/proc/sys/kernel/hostname', '/proc/sys/kernel/core_pattern', '/proc/sysrq-trigger', '/proc/self/uid_map'):
     def write():
         with open(p, 'w') as f: f.write('0')
     tries(p, write)
