@@ -536,3 +536,34 @@ fn in_file(operation: &str, e: &std::io::Error) -> SandboxError {
         message: e.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_without_writable_roots_refuse_them_by_name() {
+        let mut spec = SandboxSpec::default();
+        spec.refuse_writable_root("process").unwrap();
+        spec.writable_root = Some(WritableRoot::default());
+        let refused = spec.refuse_writable_root("process").unwrap_err();
+        let text = refused.to_string();
+        assert!(
+            text.contains("level process") && text.contains("level container"),
+            "{text}"
+        );
+        ExecOptions::default().refuse_user_and_workdir().unwrap();
+        let options = ExecOptions {
+            workdir: Some("/app".into()),
+            ..ExecOptions::default()
+        };
+        let refused = options.refuse_user_and_workdir().unwrap_err();
+        assert!(matches!(
+            refused,
+            SandboxError::Request {
+                field: "workdir",
+                ..
+            }
+        ));
+    }
+}
