@@ -60,8 +60,8 @@ pub(crate) enum Writable {
     Everything,
 }
 
-/// Read and execute everywhere, write below `/work` and `/tmp` (or everywhere) and to the existing devices, no
-/// signals or abstract sockets to the outside, no TCP unless `tcp`.
+/// Read and execute everywhere, write below `/work` and `/tmp` (or everywhere) and to the existing devices,
+/// no signals or abstract sockets to the outside, no TCP unless `tcp`.
 pub(crate) fn rules(abi: i64, tcp: bool, write: Writable) -> Rules {
     let all = all_rights(abi);
     let net = if abi >= 4 && !tcp { TCP } else { 0 };

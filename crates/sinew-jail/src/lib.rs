@@ -9,8 +9,8 @@
 //! never the output of a program.
 //!
 //! Other crates use it as a library: `sinew-sandbox` (protocol, archives, frames, walls), `sinew-container`
-//! (the plan of a writable layer, control groups) and `sinew-microvm` (the plan of a jail, control groups). The parts that they share with the
-//! program are compiled once for each.
+//! (the plan of a writable layer, control groups) and `sinew-microvm` (the plan of a jail, control groups).
+//! The parts that they share with the program are compiled once for each.
 
 pub mod agent;
 pub mod archive;

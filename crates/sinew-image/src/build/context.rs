@@ -1,7 +1,7 @@
 //! Folders of builds: a hash of everything in them, and the base images that their Dockerfile names.
 //!
-//! The hash has the paths, kinds, rights and contents of all files, whether the Dockerfile copies them or not,
-//! so that it never says equal of two folders that build differently. Times and owners are left out.
+//! The hash has the paths, kinds, rights and contents of all files, whether the Dockerfile copies them or
+//! not, so that no two folders that build differently have the same. Times and owners are left out.
 
 use super::{BuildError, BuildNetwork, BuildRequest, io_error};
 use crate::documents::hex;

@@ -1,8 +1,8 @@
 //! Images from folders with a Dockerfile, and images of local engines, in the cache of unpacked images.
 //!
-//! [`build`] runs a builder that the host has (Podman, Buildah, Docker) and exports the result once. A build is
-//! known by its key, a hash of the folder, of the arguments and of the ids of the base images; a known key
-//! runs nothing. [`import`] exports an image that an engine's storage has.
+//! [`build`] runs a builder that the host has (Podman, Buildah, Docker) and exports the result once. A build
+//! is known by its key, a hash of the folder, of the arguments and of the ids of the base images; a known
+//! key runs nothing. [`import`] exports an image that an engine's storage has.
 //!
 //! | part | files |
 //! |---|---|
@@ -339,8 +339,8 @@ pub fn import(
     }))
 }
 
-/// Writes an image to a file in the folder `LOCK.partial` of the cache, and unpacks it. The caller holds the lock
-/// of that name; the next unpack removes what a killed process leaves.
+/// Writes an image to a file in the folder `LOCK.partial` of the cache, and unpacks it. The caller holds the
+/// lock of that name; the next unpack removes what a killed process leaves.
 fn exported(
     builder: &dyn ImageBuilder,
     name: &str,

@@ -17,9 +17,9 @@ struct Kept {
     config: Value,
 }
 
-/// Understands `FROM scratch` or an image of its own, `COPY` of files and folders of the context, `ENV
-/// NAME=VALUE`, `WORKDIR` and `USER`, one on a line; everything else is refused. It keeps images in memory and
-/// runs nothing.
+/// Understands `FROM scratch` or an image of its own, `COPY` of files and folders of the context,
+/// `ENV NAME=VALUE`, `WORKDIR` and `USER`, one on a line; everything else is refused. It keeps images in
+/// memory and runs nothing.
 #[derive(Debug, Default)]
 pub struct PlainBuilder {
     images: Mutex<BTreeMap<String, Kept>>,

@@ -1,10 +1,12 @@
 //! The agent: the first process of a container or of a virtual machine.
 //!
 //! It takes requests from the host over one connection, runs programs inside the walls that the host
-//! describes, reads and writes files below `/work` (with a writable root, anywhere), and ends when the connection ends. It must be the first
-//! process of its PID namespace: it ends executions by killing everything else in there. The command
-//! `without-mount PATH PROGRAM ARGS`, outside of any sandbox, makes it a program that does not see the mount
-//! at PATH; `with-layer PLAN PROGRAM ARGS` one that sees a writable root (`crate::layer`).
+//! describes, reads and writes files below `/work` (with a writable root, anywhere), and ends when the
+//! connection ends. It must be the first process of its PID namespace: it ends executions by killing
+//! everything else in there.
+//!
+//! Outside of any sandbox, the command `without-mount PATH PROGRAM ARGS` makes it a program that does not see
+//! the mount at PATH, and `with-layer PLAN PROGRAM ARGS` one that sees a writable root (`crate::layer`).
 //!
 //! Requests are answered one at a time, in the order in which they come. A frame that is too long, or
 //! that does not belong, is a defect of the host, which is trusted: the agent ends, and the kernel ends
