@@ -155,7 +155,18 @@ async fn files_are_put_and_taken_at_any_path() {
             "{path}"
         );
     }
-    // What an agent left there is gone, and the owner is the one that is named.
+    sandbox.destroy().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_upload_can_replace_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let mut sandbox = provider.acquire(&above(8 << 20)).await.unwrap();
+    let tests = [file("test.sh", 0o755, "true\n"), file("data/x", 0o644, "x")];
+    let plain = UploadOptions::default();
+    sandbox.upload("/opt/tests", &tests, &plain).await.unwrap();
+    // Everything that an agent left there is gone, and the owner is the one that is named.
     let replace = UploadOptions {
         user: Some("1000:1000".into()),
         replace: true,

@@ -140,9 +140,9 @@ pub enum BuildError {
     Failed {
         /// The builder.
         builder: String,
-        /// What it was to do.
+        /// The operation.
         operation: &'static str,
-        /// How it ended.
+        /// Its end.
         reason: String,
         /// Last output.
         log: String,
