@@ -418,6 +418,7 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
         env,
         strict: plan.spec.strict,
         network: Network::Loopback,
+        ..SandboxSpec::default()
     }
 }
 

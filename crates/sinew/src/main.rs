@@ -37,6 +37,7 @@ mod rescore;
 mod reward;
 mod runs;
 mod sandbox;
+mod sandbox_image;
 mod serve;
 mod serve_sandbox;
 mod serve_tinker;

@@ -21,8 +21,9 @@ mod volumes;
 #[cfg(feature = "wasm")]
 mod wasm;
 
+use sinew_image::ImageConfig;
 use sinew_recipe::{Level, SandboxPlan};
-use sinew_sandbox::{Limits, SandboxProvider, SandboxSpec};
+use sinew_sandbox::{Limits, SandboxProvider, SandboxSpec, WritableRoot};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -86,6 +87,25 @@ pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
         strict: section.strict,
         ..SandboxSpec::default()
     })
+}
+
+/// A writable root of `bytes` above an image, with the user and the working folder that the image names.
+pub fn writable_root(config: &ImageConfig, bytes: u64) -> WritableRoot {
+    let or = |given: &str, own: String| {
+        if given.is_empty() {
+            own
+        } else {
+            given.to_owned()
+        }
+    };
+    let default = WritableRoot::default();
+    // Docker takes a relative folder from the top.
+    let folder = config.working_dir.trim_start_matches('/');
+    WritableRoot {
+        bytes,
+        user: or(&config.user, default.user),
+        workdir: format!("/{folder}"),
+    }
 }
 
 /// Containers without a pool, which see these folders of the host, read-only: for agent programs.

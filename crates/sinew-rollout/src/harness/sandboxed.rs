@@ -47,6 +47,7 @@ impl Sandboxes {
             env,
             strict: self.strict,
             network: Network::Loopback,
+            ..SandboxSpec::default()
         };
         let mut sandbox = self.provider.acquire(&spec).await?;
         let inside = sandbox.listen_inside(self.model.port()).await?;

@@ -151,6 +151,7 @@ impl RemoteProvider {
         spec: &SandboxSpec,
         snapshot: Option<&str>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
+        spec.refuse_writable_root("of a sandbox server")?;
         if spec.network != Network::None {
             return Err(SandboxError::Unsupported {
                 operation: "give a sandbox of another host a way to this one's network",
