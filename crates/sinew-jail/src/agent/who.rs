@@ -4,7 +4,6 @@
 //! they are read up to a bound, no pipe or device holds the agent up, and a user that they name has no more
 //! rights than the sandbox.
 
-use super::sys;
 use rustix::fs::{OFlags, ResolveFlags};
 use std::ffi::CStr;
 use std::fs::File;

@@ -584,7 +584,7 @@ fn absolute(path: &str) -> SandboxResult<()> {
 
 /// Entries as requests describe them: path, rights, kind, and content or target.
 fn listed(entries: &[Entry]) -> Vec<(&[u8], u32, u8, &[u8])> {
-    let one = |entry: &Entry| -> (&[u8], u32, u8, &[u8]) {
+    fn one(entry: &Entry) -> (&[u8], u32, u8, &[u8]) {
         let path = entry.path.as_os_str().as_bytes();
         let (kind, bytes) = match &entry.kind {
             EntryKind::File(content) => (file::REGULAR, content.as_slice()),
@@ -592,7 +592,7 @@ fn listed(entries: &[Entry]) -> Vec<(&[u8], u32, u8, &[u8])> {
             EntryKind::Link(target) => (file::LINK, target.as_os_str().as_bytes()),
         };
         (path, entry.mode, kind, bytes)
-    };
+    }
     entries.iter().map(one).collect()
 }
 
