@@ -12,6 +12,7 @@
 //! | `shape` | `model`, `reference`, `teacher` | sizes, for counting memory |
 //! | `env` | `env` | tasks and environments |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
+//! | `listen` | none | TLS of listeners, trusted authorities |
 //! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
@@ -53,6 +54,7 @@ mod judge_settings;
 mod learner;
 pub mod levels;
 mod lineage;
+mod listen;
 mod live;
 mod measure;
 mod model;
@@ -87,6 +89,7 @@ pub use expire::{Expiry, RemovedEpisodes, expire, versions};
 pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
+pub use listen::{CertificateFiles, TlsArgs, host_certificate, trust_authorities};
 pub use live::ServeAt;
 pub use measure::{
     MeasureOptions, Measurement, dataset_files, measure, measurement, spread, trained_prompts,
@@ -112,6 +115,7 @@ pub use tinker::{check_service, is_at_service, key as service_key, service_model
 pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;
+pub use sinew_http::server::{Endpoint, Listener};
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
 

@@ -13,6 +13,7 @@
 use crate::Session;
 use crate::failure::Failure;
 use crate::harness::sampling;
+use crate::listen::TlsArgs;
 use crate::source::min_group;
 use crate::token::read_token;
 use clap::Args;
@@ -49,6 +50,9 @@ pub struct ServeAt {
     /// Address at which agents reach --serve, if it is another one
     #[arg(long, requires = "serve")]
     public_url: Option<String>,
+    /// TLS of the run's listeners.
+    #[command(flatten)]
+    pub tls: TlsArgs,
 }
 
 impl ServeAt {
@@ -66,7 +70,7 @@ impl ServeAt {
         let typed = all
             .into_iter()
             .filter_map(|(name, value)| Some(format!(" --{name} {}", value?)));
-        typed.collect()
+        typed.collect::<String>() + &self.tls.typed()
     }
 
     /// The address, if the harness is one that agents outside must find.
@@ -117,11 +121,14 @@ impl ServeAt {
     ) -> Result<LiveServer, Failure> {
         let (token_file, token) = self.token(session.dir)?;
         let public = self.public_url.clone();
-        let listening = Server::start(gateway, address, &token, public);
+        let tls = &self.tls;
+        let endpoint = tls.endpoint_of_run("--serve", address, session.dir.path())?;
+        let scheme = endpoint.scheme();
+        let listening = Server::start_with(gateway, endpoint, &token, public, None);
         let server = session.runtime.block_on(listening);
         let server = server.map_err(|e| Failure::input(format!("--serve: {e}")))?;
         let url = self.public_url.clone();
-        let url = url.unwrap_or_else(|| format!("http://{}", server.address()));
+        let url = url.unwrap_or_else(|| format!("{scheme}://{}", server.address()));
         session.bus.emit(RunEvent::Serving { url, token_file })?;
         Ok(LiveServer {
             server: Some(server),

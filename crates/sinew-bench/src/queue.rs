@@ -115,7 +115,7 @@ pub(crate) fn run(args: &QueueArgs) -> Result<(), BenchError> {
 fn http(bench: &Bench, rows: usize) -> Result<(), BenchError> {
     let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
     let serving = QueueServerConfig {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into(),
         token: TOKEN.into(),
         clock: system_clock(),
         sweep: None,

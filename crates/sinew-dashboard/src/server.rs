@@ -13,11 +13,10 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use sinew_http::server::{self, ConnectionLimits, Guard, Key};
+use sinew_http::server::{self, ConnectionLimits, Endpoint, Guard, Key, Listener};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 /// Connections of pages at a time. Each page that is open holds one for changes.
@@ -34,21 +33,21 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 #[derive(Debug)]
 pub struct Dashboard {
     shared: Shared,
-    listener: TcpListener,
+    listener: Listener,
     address: SocketAddr,
 }
 
 impl Dashboard {
-    /// Listens on `address`, port 0 takes a free one. `folders` are runs, or hold runs.
+    /// Listens on an address, with or without TLS; port 0 takes a free one. `folders` are runs, or hold runs.
     ///
     /// # Errors
     /// If the address cannot be taken, or the system has no random bytes.
     pub async fn bind(
-        address: SocketAddr,
+        endpoint: impl Into<Endpoint>,
         folders: Vec<PathBuf>,
         ports: Ports,
     ) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+        let listener = endpoint.into().bind().await?;
         let address = listener.local_addr()?;
         let token = Token::random().map_err(std::io::Error::other)?;
         let shared = Shared {
@@ -73,7 +72,8 @@ impl Dashboard {
     /// The link that opens it, with the token.
     pub fn url(&self) -> String {
         format!(
-            "http://{}/?token={}",
+            "{}://{}/?token={}",
+            self.listener.scheme(),
             self.address,
             self.shared.token.as_str()
         )

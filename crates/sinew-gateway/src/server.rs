@@ -10,10 +10,9 @@ use crate::routes::{Service, addressed, keyed, router, too_many_connections};
 use crate::secret::Secret;
 use axum::Router;
 use axum::response::Response;
-use sinew_http::server::{self, ConnectionLimits, Guard};
+use sinew_http::server::{self, ConnectionLimits, Endpoint, Guard, Listener};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -51,25 +50,27 @@ impl Server {
         control_token: &str,
         public_url: Option<String>,
     ) -> Result<Self, ServeError> {
-        Self::start_with(gateway, address, control_token, public_url, None).await
+        Self::start_with(gateway, address.into(), control_token, public_url, None).await
     }
 
-    /// Like [`Server::start`], with more routes that need the control token. These limit their request bodies
-    /// themselves.
+    /// Like [`Server::start`], with TLS where the endpoint has it, and with more routes that need the control
+    /// token. These limit their request bodies themselves.
     ///
     /// # Errors
     /// If the address cannot be bound.
     pub async fn start_with(
         gateway: Gateway,
-        address: SocketAddr,
+        endpoint: Endpoint,
         control_token: &str,
         public_url: Option<String>,
         more: Option<Router>,
     ) -> Result<Self, ServeError> {
+        let address = endpoint.address;
         let failed = |source| ServeError::Listen { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let listener = endpoint.bind().await.map_err(failed)?;
         let bound = listener.local_addr().map_err(failed)?;
-        let url = public_url.unwrap_or_else(|| format!("http://{bound}"));
+        let scheme = listener.scheme();
+        let url = public_url.unwrap_or_else(|| format!("{scheme}://{bound}"));
         gateway.set_public_url(url.trim_end_matches('/').to_owned());
         let service = Service {
             gateway: gateway.clone(),
@@ -135,7 +136,7 @@ impl Drop for Server {
 
 /// Serves until `stopped` is true, and ends unused rollouts.
 async fn run(
-    listener: TcpListener,
+    listener: Listener,
     gateway: Gateway,
     service: Service,
     router: Router,

@@ -2,7 +2,7 @@
 
 use crate::error::{HttpError, line};
 use crate::retry::{Failure, Retry};
-use crate::trust::tls;
+use crate::trust::{Authorities, tls_of};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
@@ -29,6 +29,8 @@ pub struct ClientOptions {
     pub https_only: bool,
     /// Headers of every request.
     pub headers: HeaderMap,
+    /// Authorities that are trusted in addition to Mozilla's; `None`: those of [`crate::trust()`].
+    pub authorities: Option<Authorities>,
 }
 
 impl Default for ClientOptions {
@@ -44,6 +46,7 @@ impl Default for ClientOptions {
             keep_alive: true,
             https_only: false,
             headers: HeaderMap::new(),
+            authorities: None,
         }
     }
 }
@@ -56,7 +59,7 @@ impl ClientOptions {
             n => Policy::limited(n),
         };
         let mut builder = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls())
+            .tls_backend_preconfigured(tls_of(self.authorities.as_ref()))
             .default_headers(self.headers)
             .redirect(redirects)
             .https_only(self.https_only);

@@ -26,7 +26,7 @@ use axum::{Json, Router};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde_json::json;
-use sinew_http::server::{self, ConnectionLimits, Guard, Key};
+use sinew_http::server::{self, ConnectionLimits, Endpoint, Guard, Key};
 use sinew_store::StoreError;
 use sinew_store::queue::{Queue, RowRequest, RowSelection, Sample};
 use std::borrow::Cow;
@@ -34,7 +34,6 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
@@ -62,8 +61,8 @@ pub fn system_clock() -> Clock {
 /// Settings of the server.
 #[derive(Clone)]
 pub struct QueueServerConfig {
-    /// Port 0 takes a free one.
-    pub listen: SocketAddr,
+    /// Address, with or without TLS. Port 0 takes a free one.
+    pub listen: Endpoint,
     /// Every call but `GET /health` must bring it.
     pub token: String,
     /// Clock of all leases.
@@ -96,7 +95,7 @@ impl QueueServer {
     /// # Errors
     /// If the address cannot be taken.
     pub async fn start(queue: Arc<dyn Queue>, serving: QueueServerConfig) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(serving.listen).await?;
+        let listener = serving.listen.clone().bind().await?;
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(false);
         let (changes, changed) = watch::channel(0);

@@ -3,8 +3,7 @@
 use crate::RunPlan;
 use crate::rule::Rules;
 use crate::section::{choice, section};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use crate::urls::Urls;
 use sinew_types::TEMPERATURES;
 
 /// Minimum temperature of vLLM, which replaces any lower value above 0 by this one.
@@ -77,24 +76,6 @@ choice! {
         Advice = "advice",
         /// Calls with a format are refused.
         Refuse = "refuse",
-    }
-}
-
-/// An address, or several.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "an address, or a list of addresses")]
-pub enum Urls {
-    One(String),
-    Several(Vec<String>),
-}
-
-impl Urls {
-    /// Returns all addresses.
-    pub fn all(&self) -> &[String] {
-        match self {
-            Self::One(url) => std::slice::from_ref(url),
-            Self::Several(urls) => urls,
-        }
     }
 }
 

@@ -68,6 +68,7 @@ mod train;
 mod trainer;
 mod trust;
 mod typed;
+mod urls;
 
 pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};
@@ -106,6 +107,7 @@ pub use trainer::{
     Attention, Checkpointing, Place, ReplayRouting, Sharing, TrainerDtype, TrainerPlan, TrainerType,
 };
 pub use trust::TrustPlan;
+pub use urls::Urls;
 
 use sinew_algo::AlgorithmConfig;
 use std::collections::BTreeMap;

@@ -3,6 +3,7 @@
 use crate::reward::RewardSection;
 use crate::rule::Rules;
 use crate::section::{choice, section};
+use crate::urls::Urls;
 use crate::{EnvMember, HarnessLevel, RunPlan};
 use sinew_egress::EgressConfig;
 use std::collections::BTreeMap;
@@ -42,9 +43,10 @@ section! {
         /// Refuse to run if a protection cannot be enforced on this host.
         strict: bool = false;
         /// Address of a sandbox server (`sinew serve --sandbox-only`) on which the sandboxes run, at the
-        /// level `level` of that server; left out: they run on this host.
-        server: String;
-        /// Environment variable with the token for `server`.
+        /// level `level` of that server, or of several, at most 1,024: each sandbox goes to the one with the
+        /// most room for its price; left out: they run on this host.
+        server: Urls;
+        /// Environment variable with the token for `server`: the same one at all of them.
         server_key_env: String = "SINEW_SANDBOX_TOKEN".into();
         /// Memory of a sandbox, in MiB.
         memory_mb: u64 = 256, in 32 to 65_536;
@@ -142,6 +144,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     egress(plan, rules);
 }
 
+/// Maximum number of sandbox servers.
+const MAX_SERVERS: usize = 1024;
 /// Maximum number of task images.
 const MAX_IMAGES: usize = 512;
 /// Maximum number of characters in the name of an image.
@@ -208,22 +212,17 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
 /// Refuses keys that a sandbox server decides, and features that cannot run on another host.
 fn server(plan: &RunPlan, rules: &mut Rules) {
     let s = &plan.sandbox;
-    let Some(url) = &s.server else {
+    let Some(urls) = &s.server else {
         let reason = "has no effect without sandbox.server; remove it".into();
         rules.unused("sandbox.server_key_env", reason, false);
         return;
     };
-    let is_url = url.starts_with("http://") || url.starts_with("https://");
-    rules.allowed(
-        "sandbox.server",
-        url,
-        "http:// or https:// and a host",
-        is_url,
-    );
+    servers(urls.all(), rules);
+    let url = format!("{:?}", urls.all());
     let reason = "agent programs need the network of this host; remove it";
     rules.custom(
         "sandbox.server",
-        url,
+        &url,
         reason.into(),
         plan.harness.is_built_in(),
     );
@@ -245,6 +244,29 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
     ] {
         let reason = "has no effect with sandbox.server: the server decides; remove it".into();
         rules.unused(&format!("sandbox.{key}"), reason, false);
+    }
+}
+
+/// Refuses addresses that are none, or are there twice.
+fn servers(urls: &[String], rules: &mut Rules) {
+    let count = urls.len();
+    rules.allowed(
+        "sandbox.server",
+        format!("{count} addresses"),
+        &format!("1 to {MAX_SERVERS}"),
+        (1..=MAX_SERVERS).contains(&count),
+    );
+    for (at, url) in urls.iter().enumerate() {
+        let is_url = url.starts_with("http://") || url.starts_with("https://");
+        rules.allowed(
+            "sandbox.server",
+            url,
+            "http:// or https:// and a host",
+            is_url,
+        );
+        let place = |url: &str| url.trim_end_matches('/').to_owned();
+        let is_new = !urls[..at].iter().any(|other| place(other) == place(url));
+        rules.allowed("sandbox.server", url, "each address once", is_new);
     }
 }
 

@@ -26,6 +26,7 @@ mod registry;
 mod roots;
 mod routes;
 mod server;
+mod status;
 mod terminal;
 mod transfer;
 

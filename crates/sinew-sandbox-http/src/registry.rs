@@ -11,6 +11,7 @@ use sinew_sandbox::{
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::TcpListener;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -156,6 +157,10 @@ impl Registry {
 pub struct Service {
     /// Providers from which sandboxes are made.
     pub(crate) roots: Roots,
+    /// Price of this host in any currency; clients compare it with that of others.
+    pub(crate) price_per_hour: Option<f64>,
+    /// True once no sandbox is created any more, because the server is about to end.
+    pub(crate) draining: AtomicBool,
     /// Valid tokens.
     pub(crate) tokens: Tokens,
     /// Limits of the server.
@@ -222,6 +227,8 @@ impl Service {
     ) -> Self {
         Self {
             roots: Roots::new(providers),
+            price_per_hour: None,
+            draining: AtomicBool::new(false),
             tokens,
             transfers: Mutex::default(),
             bounds,
@@ -261,6 +268,15 @@ impl Service {
     pub fn live(&self) -> (usize, usize) {
         let registry = self.lock();
         (registry.sandboxes.len(), registry.snapshots.len())
+    }
+
+    /// Number of sandboxes that are live or being created: of an owner, and of all.
+    pub(crate) fn counts(&self, owner: &str) -> (usize, usize) {
+        let registry = self.lock();
+        let live = registry.sandboxes.values().filter(|e| e.owner == owner);
+        let own = live.count() + registry.creating.get(owner).copied().unwrap_or(0);
+        let creating: usize = registry.creating.values().sum();
+        (own, registry.sandboxes.len() + creating)
     }
 
     /// Reserves `n` sandboxes of an owner's quota.
@@ -327,6 +343,7 @@ impl Service {
             strict: request.strict,
             ..SandboxSpec::default()
         };
+        self.check_open()?;
         let slot = self.reserve_sandboxes(owner, 1)?;
         let snapshot = start.map(|(_, _, snapshot)| snapshot);
         let new = NewSandbox {
@@ -629,6 +646,7 @@ impl Service {
                 format!("1 to {}", self.bounds.sandboxes),
             ));
         }
+        self.check_open()?;
         let slots = self.reserve_sandboxes(owner, count)?;
         let (entry, mut guard) = self.lock_sandbox(owner, id, Duration::from_secs(10))?;
         let lease = seconds(

@@ -2,7 +2,7 @@
 //!
 //! | path below `/v1` | methods |
 //! |---|---|
-//! | `/health`, `/levels` | GET; `/health` needs no token |
+//! | `/health`, `/levels`, `/status` | GET; `/health` needs no token |
 //! | `/sandboxes` | GET: list, POST: create |
 //! | `/sandboxes/ID` | GET: state, DELETE: destroy |
 //! | `/sandboxes/ID/exec`, `/reset`, `/snapshot`, `/fork` | POST |
@@ -67,6 +67,7 @@ pub fn router(service: Arc<Service>) -> Router {
     Router::new()
         .route("/v1/health", get(health))
         .route("/v1/levels", get(levels))
+        .route("/v1/status", get(status))
         .route("/v1/sandboxes", post(create).get(list))
         .route("/v1/sandboxes/{id}", get(view).delete(destroy))
         .route("/v1/sandboxes/{id}/exec", post(run))
@@ -132,6 +133,11 @@ async fn levels(State(service): Api, _owner: Owner) -> Json<Value> {
         .collect();
     let images: Vec<&str> = service.roots.images().collect();
     Json(json!({ "levels": levels, "images": images }))
+}
+
+/// `GET /v1/status`: room, levels, images and price, for clients of several servers.
+async fn status(State(service): Api, Owner(owner): Owner) -> Response {
+    Json(service.status(&owner)).into_response()
 }
 
 /// `POST /v1/sandboxes`: creates a sandbox.

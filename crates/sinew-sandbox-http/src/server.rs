@@ -5,11 +5,10 @@ use crate::registry::Service;
 use crate::routes::router;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use sinew_http::server::{self, ConnectionLimits, Guard, Key};
+use sinew_http::server::{self, ConnectionLimits, Guard, Key, Listener};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 
 /// Time for open responses after all sandboxes were destroyed.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
@@ -24,7 +23,7 @@ pub struct ServeError(#[from] io::Error);
 /// # Errors
 /// [`ServeError`] if the listener fails.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     service: Arc<Service>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {

@@ -350,6 +350,14 @@ pub enum SandboxError {
     /// The sandbox is gone.
     #[error("sandbox died: {0}")]
     Died(String),
+    /// The host of the sandbox is gone, and with it all sandboxes that it had.
+    #[error("the sandbox host {host} is lost: {reason}")]
+    HostLost {
+        /// Address of the host.
+        host: String,
+        /// Reason, in words.
+        reason: String,
+    },
     /// A system call on the host's side failed.
     #[error("{operation}: {message}")]
     Io {

@@ -3,7 +3,7 @@
 //! Draws do not depend on sizes, so a difference comes from the purchase and not from other episodes.
 
 use crate::measure::{Report, Variant};
-use crate::plan::{Mode, Plan};
+use crate::plan::{Mode, Plan, RoleKind};
 use crate::{Violation, simulate};
 
 /// Something that can be bought.
@@ -11,18 +11,30 @@ type Change = fn(&mut Plan);
 
 /// Named changes to try.
 fn changes(plan: &Plan) -> Vec<(String, Change)> {
-    let engines: Change = |p| p.engines.count += 1;
+    let engines: Change = |p| {
+        p.engines.count += 1;
+        p.add_units(RoleKind::Engine, 1);
+    };
     let sandboxes: Change = |p| {
         let more = p.tools.sandboxes.div_ceil(4).max(1);
         p.tools.sandboxes += more;
         p.rollout.in_flight = p.rollout.in_flight.max(p.tools.sandboxes);
+        let quarter = |kind| p.roles_of(kind).next().map_or(0, |r| r.count.div_ceil(4));
+        let (hosts, workers) = (quarter(RoleKind::Sandbox), quarter(RoleKind::Rollout));
+        p.add_units(RoleKind::Sandbox, hosts);
+        p.add_units(RoleKind::Rollout, workers);
     };
     let trainer: Change = |p| {
         let faster = (p.trainer.devices + 1.0) / p.trainer.devices;
         p.trainer.devices += 1.0;
         p.trainer.tokens_per_s *= faster;
     };
-    let scorers: Change = |p| p.scoring.scorers += p.scoring.scorers.div_ceil(4);
+    let scorers: Change = |p| {
+        p.scoring.scorers += p.scoring.scorers.div_ceil(4);
+        let first = p.roles_of(RoleKind::Scorer).next();
+        let more = first.map_or(0, |r| r.count.div_ceil(4));
+        p.add_units(RoleKind::Scorer, more);
+    };
     let tools: Change = |p| p.tools.call_s = p.tools.call_s.scaled(0.75);
     let mut changes = vec![
         ("one engine more".to_owned(), engines),

@@ -40,11 +40,14 @@ pub use gpu::{
     Adapters, AttentionMemory, Checkpointing, ComputeType, EngineBytes, EngineSetup, GpuPlan, Gpus,
     KeyNames, PlanRow, TrainerBytes, TrainerSetup,
 };
-pub use measure::{Cost, Gauge, Percentiles, Report, Tail, Throughput, Utilization, Variant, Work};
+pub use measure::{
+    Cost, Gauge, Percentiles, Report, RoleUse, Tail, Throughput, Utilization, Variant, Work,
+};
 pub use plan::record::RecordedRun;
 pub use plan::{
-    Engines, Episode, Fault, FaultKind, Memory, Mode, Model, PRESETS, Plan, PlanError, Prices,
-    Rollout, Run, Scoring, Store, Tools, Trainer, Weights, preset,
+    Engines, Episode, Fault, FaultKind, Link, Memory, Mode, Model, PRESETS, Plan, PlanError,
+    Preemption, Prices, Role, RoleKind, Rollout, Run, Scoring, Store, Tools, Trainer, Weights,
+    preset,
 };
 pub use published::{Claim, SimulatedClaim, claims};
 pub use report::{svg, text};
@@ -58,7 +61,9 @@ use world::{End, World};
 /// # Errors
 /// The invariant that does not hold.
 pub fn simulate(plan: &Plan, checks: bool) -> Result<Report, Violation> {
-    let mut world = World::new(Arc::new(plan.clone()), checks, None);
+    let mut plan = plan.clone();
+    plan.apply_roles();
+    let mut world = World::new(Arc::new(plan), checks, None);
     match world.run() {
         End::Broken(violation) => Err(violation),
         End::Done | End::Time => Ok(world.report()),

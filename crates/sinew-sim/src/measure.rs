@@ -4,7 +4,7 @@
 //! quarter of a second apart.
 
 use crate::agenda::{Micros, seconds};
-use crate::plan::Plan;
+use crate::plan::{Plan, RoleKind};
 use serde::Serialize;
 use sinew_rollout::AdmissionReading;
 use sinew_types::Trace;
@@ -219,7 +219,7 @@ impl Measure {
             inputs: self.inputs,
             grain: plan.grain(),
             utilization: utilization(plan, (from, to), window_s),
-            cost: cost(plan, &throughput),
+            cost: cost(plan, &throughput, window_s),
             throughput,
             staleness: self
                 .staleness
@@ -232,6 +232,8 @@ impl Measure {
             },
             trained: self.trained,
             dropped: self.dropped,
+            lost_s: 0.0,
+            roles: Vec::new(),
             next: Vec::new(),
             gauges: self.gauges.clone(),
             steps_s: self.step_times(0),
@@ -285,8 +287,11 @@ fn utilization(plan: &Plan, (from, to): (Point, Point), window_s: f64) -> Utiliz
 }
 
 /// Costs of a window.
-fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
+fn cost(plan: &Plan, throughput: &Throughput, window_s: f64) -> Cost {
     let p = &plan.prices;
+    // Successors are rented at once, so that a role costs the same whether its units are up or start.
+    let roles = plan.roles.iter();
+    let roles: f64 = roles.map(|r| r.count as f64 * r.price_per_hour).sum();
     let engines = plan.engines.count as f64 * plan.engines.devices * p.engine_device_hour;
     let trainer = if plan.trainer.colocated {
         // The same devices.
@@ -294,10 +299,17 @@ fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
     } else {
         plan.trainer.devices * p.trainer_device_hour
     };
-    let per_hour = engines + trainer + plan.tools.sandboxes as f64 * p.sandbox_hour;
+    // Prices of kinds that roles have are 0: such a plan is refused otherwise.
+    let per_hour = roles + engines + trainer + plan.tools.sandboxes as f64 * p.sandbox_hour;
     let over = |rate: f64| if rate > 0.0 { per_hour / rate } else { 0.0 };
     Cost {
         per_hour,
+        total: per_hour * window_s / 3600.0,
+        trained_tokens_per_unit: if per_hour > 0.0 {
+            throughput.trained_tokens_per_s * 3600.0 / per_hour
+        } else {
+            0.0
+        },
         per_update: over(throughput.updates_per_h),
         per_million_trained_tokens: over(throughput.trained_tokens_per_s * 3600.0) * 1e6,
     }
@@ -340,6 +352,10 @@ pub struct Throughput {
 pub struct Cost {
     /// Rent of all machines for an hour.
     pub per_hour: f64,
+    /// Rent of all machines for the time of the figures.
+    pub total: f64,
+    /// Tokens with weight in the loss for one unit of the currency.
+    pub trained_tokens_per_unit: f64,
     /// Cost of one optimizer update.
     pub per_update: f64,
     /// Cost of a million tokens with weight in the loss.
@@ -385,6 +401,23 @@ pub struct Tail {
     pub step_s: Percentiles,
 }
 
+/// Use of a role over a simulation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RoleUse {
+    pub kind: RoleKind,
+    /// Host of its units.
+    pub host: String,
+    pub units: usize,
+    /// Share of its units' time in which they compute, or of their places that are taken; none of scorers.
+    pub utilization: Option<f64>,
+    /// Share of the time in which its units are up.
+    pub up: f64,
+    /// Losses of its units.
+    pub losses: u64,
+    /// Rent of all its units for an hour.
+    pub per_hour: f64,
+}
+
 /// The plan with one more unit of a resource, compared with the original plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Variant {
@@ -426,6 +459,10 @@ pub struct Report {
     pub trained: u64,
     /// Episodes that are left out.
     pub dropped: u64,
+    /// Seconds of episodes and of training that losses of units destroyed.
+    pub lost_s: f64,
+    /// Use of each role of the plan, over the whole simulation.
+    pub roles: Vec<RoleUse>,
     /// Proposed additions, the largest gain first.
     pub next: Vec<Variant>,
     #[serde(skip)]

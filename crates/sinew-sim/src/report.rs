@@ -82,10 +82,11 @@ pub fn text(report: &Report) -> String {
         let c = &report.cost;
         let _ = writeln!(
             out,
-            "cost        {:.2} an hour  {:.3} an update  {:.3} a million trained tokens",
-            c.per_hour, c.per_update, c.per_million_trained_tokens
+            "cost        {:.2} an hour  {:.3} an update  {:.3} a million trained tokens  {:.0} trained tokens for 1",
+            c.per_hour, c.per_update, c.per_million_trained_tokens, c.trained_tokens_per_unit
         );
     }
+    roles(&mut out, report);
     curves(&mut out, report);
     for (n, variant) in report.next.iter().enumerate() {
         let head = if n == 0 { "next" } else { "" };
@@ -97,6 +98,24 @@ pub fn text(report: &Report) -> String {
         );
     }
     out
+}
+
+/// A line for each role, and the work that losses destroyed.
+fn roles(out: &mut String, report: &Report) {
+    for (n, role) in report.roles.iter().enumerate() {
+        let head = if n == 0 { "roles" } else { "" };
+        let kind = role.kind.name();
+        let used = role.utilization.map_or("-".to_owned(), percent);
+        let up = percent(role.up);
+        let (units, host, losses, price) = (role.units, &role.host, role.losses, role.per_hour);
+        let _ = writeln!(
+            out,
+            "{head:<11} {units} x {kind} on {host}: used {used}  up {up}  lost {losses} times  {price:.2} an hour"
+        );
+    }
+    if report.roles.iter().any(|role| role.losses > 0) {
+        let _ = writeln!(out, "lost        {:.0} s of work", report.lost_s);
+    }
 }
 
 /// Name of a curve, and its value at a moment.

@@ -6,7 +6,7 @@ use crate::signals::StopSignals;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
-use sinew_assembly::Failure;
+use sinew_assembly::{Failure, Listener, TlsArgs};
 use sinew_bridge::{EnvServer, Python, PythonEnvFactory, PythonTasks, ServeOptions, serve_env};
 use sinew_env::{BUILT_IN, EnvConfig, NoTasks, Split, Taskset};
 use sinew_gateway::Secret;
@@ -16,7 +16,6 @@ use sinew_types::{Task, TaskId, ToolSpec};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::net::TcpListener;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -31,6 +30,8 @@ pub(crate) struct ServeArgs {
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1:9100")]
     listen: String,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Variable with the key that clients must send; left out: one is made up and printed
     #[arg(long, value_name = "NAME")]
     key_env: Option<String>,
@@ -169,11 +170,18 @@ fn served_key(args: &ServeArgs) -> Result<(String, Option<String>), Failure> {
 async fn listen(
     args: &ServeArgs,
     key: Option<&str>,
-) -> Result<(TcpListener, impl Future<Output = ()> + Send + 'static), Failure> {
+) -> Result<(Listener, impl Future<Output = ()> + Send + 'static), Failure> {
     let mut signals = StopSignals::new()?;
-    let listener = TcpListener::bind(&args.listen).await;
-    let listener =
-        listener.map_err(|e| Failure::input(format!("--listen {}: {e}", args.listen)))?;
+    let failed = |e: std::io::Error| Failure::input(format!("--listen {}: {e}", args.listen));
+    let mut found = tokio::net::lookup_host(&args.listen)
+        .await
+        .map_err(failed)?;
+    let Some(named) = found.next() else {
+        return Err(failed(std::io::Error::other("no host has this name")));
+    };
+    let endpoint = args.tls.endpoint("--listen", named)?;
+    let listener = endpoint.bind().await.map_err(failed)?;
+    let scheme = listener.scheme();
     let address = listener.local_addr().map_err(Failure::system)?;
     let path = if args.protocol == Protocol::Mcp {
         "/mcp"
@@ -181,10 +189,10 @@ async fn listen(
         ""
     };
     let key = key.map_or_else(String::new, |key| {
-        format!("key: {key}\nwith the key: http://env:{key}@{address}{path}\n")
+        format!("key: {key}\nwith the key: {scheme}://env:{key}@{address}{path}\n")
     });
     output::print(&format!(
-        "{} listens on http://{address}{path}\n{key}",
+        "{} listens on {scheme}://{address}{path}\n{key}",
         args.target
     ));
     let stopped = async move {

@@ -47,6 +47,7 @@ mod signals;
 mod sim;
 mod snapshot_args;
 mod tasks;
+mod tls;
 mod track;
 mod train;
 mod view;
@@ -70,6 +71,10 @@ Exit codes: 0 done; 1 the system failed, or a run collapsed, learned nothing or 
             the program's status"
 )]
 struct Cli {
+    /// Authorities that clients of this command trust in addition to Mozilla's, as PEM; default: the file that
+    /// SINEW_TLS_CA names, if it is set
+    #[arg(long, value_name = "FILE", global = true)]
+    tls_ca: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -209,6 +214,9 @@ enum Command {
 sinew sim large --json\n          sinew sim --search 1000"
     )]
     Sim(sim::SimArgs),
+    /// Make certificates for hosts, signed by an authority of your own
+    #[command(after_help = "Example: sinew tls certificates --host 10.0.0.7 --host sandboxes-1")]
+    Tls(tls::TlsCommandArgs),
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
@@ -462,7 +470,9 @@ fn main() -> ExitCode {
         )
         .init();
     let result = match cli {
-        Some(cli) => run(cli.command),
+        Some(cli) => {
+            sinew_assembly::trust_authorities(cli.tls_ca.as_deref()).and_then(|()| run(cli.command))
+        }
         None => sinew_assembly::train_worker(),
     };
     match result {
@@ -533,6 +543,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Pool(args) => pool::run(&args),
         Command::Queue(args) => queue::run(&args),
         Command::Sim(args) => sim::run(&args),
+        Command::Tls(args) => tls::run(&args),
         Command::Bench(args) => lab::run(lab::BENCH, &[], &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

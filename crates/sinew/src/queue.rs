@@ -5,7 +5,7 @@ use crate::signals::{self, StopSignals};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use sinew_assembly::ENVIRONMENTS;
-use sinew_assembly::{Failure, FeedPlan};
+use sinew_assembly::{Endpoint, Failure, FeedPlan, TlsArgs};
 use sinew_gateway::Secret;
 use sinew_queue::{
     MAX_PAGE, Place, QUEUE_NAME, QueueServer, QueueServerConfig, ScoredCounts, ScorerConfig, bury,
@@ -80,6 +80,8 @@ struct ServeArgs {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8090")]
     listen: SocketAddr,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// File with the token that every call must bring; without it one is made up and printed
     #[arg(long)]
     token_file: Option<PathBuf>,
@@ -376,6 +378,7 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
             )));
         }
     };
+    let endpoint = args.tls.endpoint("--listen", args.listen)?;
     let limits = QueueLimits {
         max_rows: args.max_rows,
         max_bytes: args.max_bytes,
@@ -388,16 +391,22 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    runtime.block_on(listen(args, queue, token))
+    runtime.block_on(listen(args, endpoint, queue, token))
 }
 
 /// Listens, prints the address, and waits for a signal.
-async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Result<(), Failure> {
+async fn listen(
+    args: &ServeArgs,
+    endpoint: Endpoint,
+    queue: Arc<dyn Queue>,
+    token: String,
+) -> Result<(), Failure> {
     // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;
     let shown = args.token_file.is_none().then(|| token.clone());
+    let scheme = endpoint.scheme();
     let serving = QueueServerConfig {
-        listen: args.listen,
+        listen: endpoint,
         token,
         clock: system_clock(),
         sweep: Some((SWEEP, args.keep)),
@@ -405,7 +414,7 @@ async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Resul
     let server = QueueServer::start(Arc::clone(&queue), serving)
         .await
         .map_err(|e| Failure::input(format!("--listen {}: {e}", args.listen)))?;
-    let url = format!("http://{}", server.address());
+    let url = format!("{scheme}://{}", server.address());
     let rows = queue.stats().map_err(Failure::system)?.rows;
     if args.json {
         output::print_json(&json!({"url": url, "token": shown, "rows": rows}))

@@ -11,7 +11,7 @@ use crate::snapshot_args::SnapshotArgs;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_assembly::Failure;
-use sinew_recipe::{LEVEL_NAMES, Level, SandboxPlan};
+use sinew_recipe::{LEVEL_NAMES, Level, SandboxPlan, Urls};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Program, Protection, SandboxError, WritableRoot,
 };
@@ -218,7 +218,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             let section = SandboxPlan {
                 image: image.clone(),
                 volumes: volumes(volume, level)?,
-                server: server.clone(),
+                server: server.clone().map(Urls::One),
                 server_key_env: server_key_env.clone(),
                 memory_mb: *memory_mb,
                 strict: *strict,

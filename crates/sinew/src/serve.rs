@@ -11,8 +11,7 @@ use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
-use sinew_assembly::Failure;
-use sinew_assembly::read_token;
+use sinew_assembly::{Endpoint, Failure, TlsArgs, read_token};
 use sinew_engines::{FollowEvent, FormatMode, LogprobMode, WeightsFollower, follow};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutHooks, Router, Secret,
@@ -66,6 +65,8 @@ pub(crate) struct ServeArgs {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Model: a folder, also of a run or a chain (its newest weights; embedded engine), a GGUF file,
     /// `package:NAME` or a name on the hub; with a fake engine also
     /// `recipe:FILE`, for the tokenizer that a recipe trains with
@@ -161,7 +162,7 @@ pub(crate) struct ServeArgs {
 /// Runs until Ctrl-C, TERM or HUP. Running calls get `--drain-s` seconds to end; a second signal cuts them.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.sandboxes.sandbox_only {
-        return crate::serve_sandbox::run(&args.sandboxes, args.listen, args.json);
+        return crate::serve_sandbox::run(&args.sandboxes, args.listen, &args.tls, args.json);
     }
     if let Some(url) = &args.public_url {
         let http = url.starts_with("http://") || url.starts_with("https://");
@@ -177,11 +178,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             context: args.context,
             kv_tokens: args.kv_tokens,
             public_url: args.public_url.as_deref(),
+            tls: &args.tls,
             json: args.json,
         };
         return crate::serve_tinker::run(&args.tinker, shared);
     }
     let token = control_token(args)?;
+    let endpoint = args.tls.endpoint("--listen", args.listen)?;
     let (gateway, pool, engine) = gateway(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -194,7 +197,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             true
         }));
     }
-    runtime.block_on(serve(args, gateway, pool, &token))
+    runtime.block_on(serve(args, endpoint, gateway, pool, &token))
 }
 
 /// Says which weights the engine samples with from now on, or why it keeps those that it has.
@@ -221,6 +224,7 @@ fn followed_line(followed: &FollowEvent, json: bool) {
 /// connections are taken, so that a script may connect as soon as it reads the line.
 async fn serve(
     args: &ServeArgs,
+    endpoint: Endpoint,
     gateway: Gateway,
     pool: Option<Router>,
     token: &str,
@@ -228,10 +232,11 @@ async fn serve(
     // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;
     let public = args.public_url.clone();
-    let server = Server::start_with(gateway.clone(), args.listen, token, public, pool)
+    let scheme = endpoint.scheme();
+    let server = Server::start_with(gateway.clone(), endpoint, token, public, pool)
         .await
         .map_err(|e| Failure::input(format!("--listen: {e}")))?;
-    let url = format!("http://{}", server.address());
+    let url = format!("{scheme}://{}", server.address());
     // A token from a file is known already, and must not reach a log.
     let shown = args.control_token_file.is_none().then_some(token);
     if args.json {

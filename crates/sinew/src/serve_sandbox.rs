@@ -8,8 +8,8 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
-use sinew_assembly::Failure;
 use sinew_assembly::levels::egress;
+use sinew_assembly::{Failure, TlsArgs};
 use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_sandbox_http::{Bounds, Egress, Service, Tokens};
@@ -17,7 +17,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+/// Interval of looks whether a server that is about to end has sandboxes.
+const LOOK: Duration = Duration::from_millis(50);
 /// Maximum number of named images.
 const MAX_NAMED: usize = 64;
 
@@ -65,6 +68,12 @@ pub(crate) struct SandboxOnlyArgs {
     /// Maximum bytes that the snapshots of one owner keep in memory
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, requires = "sandbox_only")]
     max_snapshot_bytes: u64,
+    /// Price of this host for an hour, in any currency: clients of several servers fill cheap ones first
+    #[arg(long, value_name = "PRICE", value_parser = price, requires = "sandbox_only")]
+    price_per_hour: Option<f64>,
+    /// Seconds that live sandboxes get to end after Ctrl-C, TERM or HUP; no new ones are made meanwhile
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400), requires = "sandbox_only")]
+    sandbox_drain_s: u64,
     /// Maximum number of open connections of one owner
     #[arg(long, default_value_t = 512, value_parser = crate::at_least_one, requires = "sandbox_only")]
     max_connections: usize,
@@ -86,9 +95,11 @@ impl SandboxOnlyArgs {
 pub(crate) fn run(
     args: &SandboxOnlyArgs,
     listen: SocketAddr,
+    tls: &TlsArgs,
     as_json: bool,
 ) -> Result<(), Failure> {
     let (tokens, shown) = tokens(args, listen)?;
+    let endpoint = tls.endpoint("--listen", listen)?;
     let proxy = match &args.egress {
         None => None,
         Some(path) => Some(Arc::new(egress::proxy(
@@ -110,7 +121,8 @@ pub(crate) fn run(
     providers.extend(other_levels(args, section)?);
     let bounds = args.bounds();
     let egress = proxy.map(|w| w as Arc<dyn Egress>);
-    let mut service = Service::new(providers, tokens, bounds, egress).with_env(env);
+    let service = Service::new(providers, tokens, bounds, egress).with_env(env);
+    let mut service = service.with_price(args.price_per_hour);
     for (name, (provider, env)) in named {
         service = service.with_image(name, provider, env);
     }
@@ -119,23 +131,45 @@ pub(crate) fn run(
     runtime.block_on(async {
         // A script may send one as soon as it reads the address.
         let mut signals = StopSignals::new()?;
-        let listener = tokio::net::TcpListener::bind(listen)
-            .await
-            .map_err(|e| Failure::input(format!("--listen {listen}: {e}")))?;
+        let listener = endpoint.bind().await;
+        let listener = listener.map_err(|e| Failure::input(format!("--listen {listen}: {e}")))?;
         let address = listener.local_addr().map_err(Failure::system)?;
-        announce(address, shown.as_deref(), as_json);
+        announce(address, listener.scheme(), shown.as_deref(), as_json);
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let serving = sinew_sandbox_http::serve(listener, service, async { drop(stopped.await) });
+        let own = Arc::clone(&service);
+        let serving = sinew_sandbox_http::serve(listener, own, async { drop(stopped.await) });
         tokio::pin!(serving);
         tokio::select! {
-            ended = &mut serving => ended.map_err(Failure::system),
-            () = signals.next() => {
-                // The receiver is gone only if serving has ended already.
-                let _ = stop.send(());
-                serving.await.map_err(Failure::system)
-            }
+            ended = &mut serving => return ended.map_err(Failure::system),
+            () = drained(&service, &mut signals, args.sandbox_drain_s) => {}
         }
+        // The receiver is gone only if serving has ended already.
+        let _ = stop.send(());
+        serving.await.map_err(Failure::system)
     })
+}
+
+/// Waits for a signal, and then until no sandbox lives, the time is over or another signal comes.
+async fn drained(service: &Service, signals: &mut StopSignals, seconds: u64) {
+    signals.next().await;
+    service.drain();
+    let until = tokio::time::Instant::now() + Duration::from_secs(seconds);
+    while service.live().0 > 0 && tokio::time::Instant::now() < until {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = signals.next() => return,
+        }
+    }
+}
+
+/// A price of 0 or more.
+fn price(text: &str) -> Result<f64, String> {
+    let price: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if price.is_finite() && price >= 0.0 {
+        Ok(price)
+    } else {
+        Err("allowed: 0 or more".into())
+    }
 }
 
 /// Makes sandboxes of a root, with the environment variables of its image.
@@ -247,8 +281,8 @@ fn tokens(args: &SandboxOnlyArgs, listen: SocketAddr) -> Result<(Tokens, Option<
 }
 
 /// Prints where it listens. A token from a file is not shown.
-fn announce(address: SocketAddr, token: Option<&str>, as_json: bool) {
-    let url = format!("http://{address}");
+fn announce(address: SocketAddr, scheme: &str, token: Option<&str>, as_json: bool) {
+    let url = format!("{scheme}://{address}");
     if as_json {
         output::print_json(
             &json!({ "listening": address.to_string(), "url": url, "token": token }),

@@ -8,7 +8,7 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
-use sinew_assembly::{Failure, TinkerFile, TinkerOptions, tinker_desk};
+use sinew_assembly::{Endpoint, Failure, TinkerFile, TinkerOptions, TlsArgs, tinker_desk};
 use sinew_tinker::desk::{Desk, OpenError};
 use sinew_tinker::server::{Keys, ServerLimits, TinkerServer, TinkerServerConfig};
 use std::fs::OpenOptions;
@@ -61,6 +61,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) context: usize,
     pub(crate) kv_tokens: usize,
     pub(crate) public_url: Option<&'a str>,
+    pub(crate) tls: &'a TlsArgs,
     pub(crate) json: bool,
 }
 
@@ -85,6 +86,7 @@ pub(crate) fn run(args: &TinkerArgs, shared: Shared<'_>) -> Result<(), Failure> 
     };
     let (names, source) = named(shared.model.unwrap_or_default(), &file)?;
     let opened = keys(args, &file, listen)?;
+    let endpoint = shared.tls.endpoint("--tinker", listen)?;
     let options = TinkerOptions {
         source,
         names,
@@ -99,7 +101,7 @@ pub(crate) fn run(args: &TinkerArgs, shared: Shared<'_>) -> Result<(), Failure> 
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    let served = runtime.block_on(serve(&desk, listen, opened, &options, shared));
+    let served = runtime.block_on(serve(&desk, endpoint, opened, &options, shared));
     drop(running);
     served
 }
@@ -206,22 +208,23 @@ fn own_key(
 /// Listens, prints what to do next, and waits for a signal.
 async fn serve(
     desk: &Desk,
-    listen: SocketAddr,
+    endpoint: Endpoint,
     opened: Opened,
     options: &TinkerOptions,
     shared: Shared<'_>,
 ) -> Result<(), Failure> {
     // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;
+    let (listen, scheme) = (endpoint.address, endpoint.scheme());
     let config = TinkerServerConfig {
-        listen,
+        listen: endpoint,
         keys: opened.keys,
         limits: ServerLimits::default(),
         public_url: shared.public_url.map(str::to_owned),
     };
     let server = TinkerServer::start(desk.clone(), config).await;
     let server = server.map_err(|e| Failure::input(format!("--tinker {listen}: {e}")))?;
-    let url = format!("http://{}", server.address());
+    let url = format!("{scheme}://{}", server.address());
     let key = opened.shown.as_deref();
     if shared.json {
         output::print_json(&json!({

@@ -292,7 +292,9 @@ pub(crate) fn in_session<T>(
     bus.record(Box::new(printer));
     // The link is printed before the live view starts, so that the terminal keeps a long one whole.
     if let Some(listen) = options.view {
-        crate::view::of_run(&runtime, listen, dir.path(), options.json)?;
+        let tls = &options.serve.tls;
+        let endpoint = tls.endpoint_of_run("--view", listen, dir.path())?;
+        crate::view::of_run(&runtime, endpoint, dir.path(), options.json)?;
     }
     let view = live.then(|| {
         let status = Status {

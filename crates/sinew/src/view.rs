@@ -4,7 +4,7 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
-use sinew_assembly::Failure;
+use sinew_assembly::{Endpoint, Failure, TlsArgs};
 use sinew_dashboard::{Dashboard, NoRenderer, Ports};
 use sinew_recipe::RunPlan;
 use sinew_view::say;
@@ -20,6 +20,8 @@ pub(crate) struct ViewArgs {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// One JSON object on standard output: `url` with the token, `listen`, `token`, `runs`
     #[arg(long)]
     json: bool,
@@ -56,7 +58,12 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(async {
         let mut signals = StopSignals::new()?;
-        let dashboard = bind("--listen", args.listen, folders).await?;
+        let dashboard = bind(
+            "--listen",
+            args.tls.endpoint("--listen", args.listen)?,
+            folders,
+        )
+        .await?;
         let runs = dashboard.runs();
         if args.json {
             output::print_json(&json!({
@@ -76,16 +83,17 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
 }
 
 /// # Errors
-/// If the address cannot be taken; an address that other machines reach is named.
+/// If the address cannot be taken; plain HTTP that other machines reach is named.
 async fn bind(
     option: &str,
-    listen: SocketAddr,
+    endpoint: Endpoint,
     folders: Vec<PathBuf>,
 ) -> Result<Dashboard, Failure> {
-    if !listen.ip().is_loopback() {
+    let listen = endpoint.address;
+    if !listen.ip().is_loopback() && endpoint.tls.is_none() {
         say("the dashboard speaks plain HTTP: a listener on the network can read the token");
     }
-    let bound = Dashboard::bind(listen, folders, ports()).await;
+    let bound = Dashboard::bind(endpoint, folders, ports()).await;
     bound.map_err(|e| Failure::input(format!("{option} {listen}: {e}")))
 }
 
@@ -95,11 +103,11 @@ async fn bind(
 /// If the address cannot be taken.
 pub(crate) fn of_run(
     runtime: &tokio::runtime::Runtime,
-    listen: SocketAddr,
+    endpoint: Endpoint,
     folder: &Path,
     json: bool,
 ) -> Result<(), Failure> {
-    let dashboard = runtime.block_on(bind("--view", listen, vec![folder.to_owned()]))?;
+    let dashboard = runtime.block_on(bind("--view", endpoint, vec![folder.to_owned()]))?;
     if json {
         output::print_json(&json!({ "view": dashboard.url() }))
     } else {

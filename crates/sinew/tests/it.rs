@@ -97,6 +97,8 @@ mod resume;
 mod runs;
 #[path = "it/sandboxes.rs"]
 mod sandboxes;
+#[path = "it/secure.rs"]
+mod secure;
 #[path = "it/serve.rs"]
 mod serve;
 #[cfg(feature = "egress")]

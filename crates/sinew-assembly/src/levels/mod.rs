@@ -46,8 +46,8 @@ pub fn sandboxes(section: &SandboxPlan) -> Provider {
             section.level
         )));
     }
-    if let Some(server) = &section.server {
-        return remote::sandboxes(section, server);
+    if let Some(servers) = &section.server {
+        return remote::sandboxes(section, servers.all());
     }
     match section.level {
         Level::Process => process::sandboxes(section),

@@ -1,4 +1,4 @@
-//! Sandboxes of another host.
+//! Sandboxes of other hosts.
 
 use crate::levels::error::LevelError;
 use sinew_recipe::SandboxPlan;
@@ -6,10 +6,10 @@ use sinew_sandbox::SandboxProvider;
 use sinew_sandbox_http::client::{RemoteConfig, RemoteProvider};
 use std::sync::Arc;
 
-/// Sandboxes of the server at `url`, which keeps as many ready as it was started for.
+/// Sandboxes of the servers at `urls`, which keep as many ready as they were started for.
 pub(crate) fn sandboxes(
     section: &SandboxPlan,
-    url: &str,
+    urls: &[String],
 ) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     let variable = &section.server_key_env;
     let token = std::env::var(variable).map_err(|_| {
@@ -19,11 +19,12 @@ pub(crate) fn sandboxes(
         ))
     })?;
     let provider = RemoteProvider::connect(RemoteConfig {
-        url: url.to_owned(),
+        servers: urls.to_vec(),
         token,
         level: section.level.name(),
         image: section.image.clone(),
         max_live: section.max_sandboxes,
+        finder: None,
     })
     .map_err(LevelError::system)?;
     Ok(Arc::new(provider))

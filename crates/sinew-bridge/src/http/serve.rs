@@ -23,13 +23,12 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_env::{Action, Env, EnvError, EnvFactory, Split, Taskset};
-use sinew_http::server::{self, ConnectionLimits, Guard, Key, is_json};
+use sinew_http::server::{self, ConnectionLimits, Guard, Key, Listener, is_json};
 use sinew_types::{Outcome, Task, ToolCall, ToolSpec, is_reward};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 /// Stored answers of one episode. A client repeats the last request, not older ones.
@@ -225,7 +224,7 @@ impl EnvServer {
 
 /// Serves until `shutdown` is ready, then closes all episodes.
 pub async fn serve_env(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     server: EnvServer,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {

@@ -5,12 +5,16 @@
 //! | without a key | few at a time, few of one address, a short time for one request and its answer |
 //! | with a key | many of all keys, a part of them of one key, for as long as requests come |
 //! | all | a share of the files that the process may open, so that connections never stop its other work |
+//! | to a listener with TLS | a short time for the handshake, as a client without a key |
 //!
 //! At the first two bounds the oldest connection gives up its place; at the third a request is refused.
 
 mod connections;
+mod handshake;
+mod listener;
 mod pages;
 
+pub use listener::{Endpoint, Listener};
 pub use pages::is_json;
 
 use axum::Router;
@@ -29,6 +33,7 @@ use hyper_util::service::TowerToHyperService;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -52,6 +57,8 @@ pub struct ConnectionLimits {
     pub per_key: usize,
     /// Time in which a new connection must have shown a key, or got its answer.
     pub key_time: Duration,
+    /// Time for the handshake of TLS; it is a part of `key_time`.
+    pub handshake_time: Duration,
     /// Time for the head of a request, and so between two requests.
     pub head_time: Duration,
     /// Time for the body of a request. `None`: the routes bound it.
@@ -70,6 +77,7 @@ impl Default for ConnectionLimits {
             with_key: 1024,
             per_key: 1024,
             key_time: Duration::from_secs(10),
+            handshake_time: Duration::from_secs(5),
             head_time: Duration::from_secs(60),
             body_time: Some(Duration::from_secs(300)),
             write_time: Duration::from_secs(60),
@@ -210,16 +218,18 @@ impl Open {
 /// Serves until `stop` resolves, and keeps the connections that are open then. Each of these gets the answer
 /// to its running request, and no other.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     router: Router,
     guard: Guard,
     stop: impl Future<Output = ()>,
 ) -> Open {
+    let Listener { tcp: listener, tls } = listener.into();
     let (ending, ended) = watch::channel(false);
     let mut tasks = JoinSet::new();
     let shared = Shared {
         connections: Connections::new(&guard.limits),
         loopback: listener.local_addr().is_ok_and(|a| a.ip().is_loopback()),
+        tls: tls.map(|identity| identity.config()),
         guard: Arc::new(guard),
         router,
         ended,
@@ -278,26 +288,56 @@ struct Shared {
     connections: Connections,
     /// Only this machine reaches the listener.
     loopback: bool,
+    /// Settings of TLS; `None`: plain HTTP.
+    tls: Option<Arc<rustls::ServerConfig>>,
     guard: Arc<Guard>,
     router: Router,
     /// True when the server is stopping.
     ended: watch::Receiver<bool>,
 }
 
-/// Serves one HTTP/1.1 connection. `has_key` is described at [`Connections::add`].
+/// Serves one connection, after its handshake where the listener has TLS. `has_key` is described at
+/// [`Connections::add`].
 async fn connection(
     stream: TcpStream,
     shared: Shared,
     slot: Slot,
     mut has_key: watch::Receiver<bool>,
 ) {
-    let limits = shared.guard.limits.clone();
+    let limits = &shared.guard.limits;
     let wait_ms = u32::try_from(limits.write_time.as_millis()).unwrap_or(u32::MAX);
     // The kernel closes the connection if the client acknowledges nothing for this time.
     let bounded = rustix::net::sockopt::set_tcp_user_timeout(&stream, wait_ms);
     if bounded.is_err() || stream.set_nodelay(true).is_err() {
         return;
     }
+    let began = tokio::time::Instant::now();
+    let key_until = began + limits.key_time;
+    let Some(tls) = shared.tls.clone() else {
+        return exchange(stream, shared, slot, has_key, key_until).await;
+    };
+    let until = key_until.min(began + limits.handshake_time);
+    let mut ended = shared.ended.clone();
+    // Nobody can have shown a key yet: the first wait ends only when another connection takes the place.
+    let shaken = tokio::select! {
+        stream = handshake::shaken(tls, stream, until) => stream,
+        _ = has_key.wait_for(|has_key| *has_key) => None,
+        _ = ended.wait_for(|ended| *ended) => None,
+    };
+    if let Some(stream) = shaken {
+        exchange(stream, shared, slot, has_key, key_until).await;
+    }
+}
+
+/// Serves the HTTP/1.1 of one connection, which must have shown a key until a moment, or got its answer.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    shared: Shared,
+    slot: Slot,
+    mut has_key: watch::Receiver<bool>,
+    key_until: tokio::time::Instant,
+) {
+    let limits = shared.guard.limits.clone();
     let mut ended = shared.ended.clone();
     let now_has_key = has_key.clone();
     let router = TowerToHyperService::new(shared.router.clone());
@@ -324,10 +364,7 @@ async fn connection(
     // Resolves for a connection without a key after its time, or when another one takes its place.
     let expired = async {
         let known = has_key.wait_for(|has_key| *has_key);
-        let known = matches!(
-            tokio::time::timeout(limits.key_time, known).await,
-            Ok(Ok(_))
-        );
+        let known = matches!(tokio::time::timeout_at(key_until, known).await, Ok(Ok(_)));
         if known {
             std::future::pending::<()>().await;
         }

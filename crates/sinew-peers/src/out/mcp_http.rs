@@ -15,13 +15,12 @@ use axum::routing::post;
 use serde_json::{Value, json};
 use sinew_bridge::remote::{MAX_BODY, NO_JSON, NO_KEY, ServeKey};
 use sinew_env::Split;
-use sinew_http::server::{self, is_json};
+use sinew_http::server::{self, Listener, is_json};
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use tokio::net::TcpListener;
 
 /// Header with the id of a session.
 const SESSION: &str = "mcp-session-id";
@@ -108,7 +107,7 @@ impl McpServing {
 
 /// Serves until `shutdown` is ready, then ends all sessions.
 pub async fn serve_mcp(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     server: McpServing,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {

@@ -15,13 +15,12 @@ use axum::{Extension, Router};
 use serde_json::{Value, json};
 use sinew_bridge::remote::{MAX_BODY, NO_KEY, ServeKey};
 use sinew_env::Split;
-use sinew_http::server::{self, Place};
+use sinew_http::server::{self, Listener, Place};
 use sinew_types::ToolSpec;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 /// Time in which a client without a session must send a message.
@@ -41,7 +40,7 @@ struct Shared {
 
 /// Serves until `shutdown` is ready.
 pub async fn serve_openenv(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     offer: Offer,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {

@@ -40,7 +40,7 @@ fn serve(path: &Path, limits: QueueLimits, port: u16, now: &Arc<AtomicU64>) -> Q
     let queue = Arc::new(DiskQueue::open(path, limits, false).unwrap());
     let now = Arc::clone(now);
     let serving = QueueServerConfig {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, port)).into(),
         token: TOKEN.into(),
         clock: Arc::new(move || now.load(Ordering::SeqCst)),
         sweep: None,

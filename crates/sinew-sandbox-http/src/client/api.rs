@@ -10,7 +10,9 @@ use sinew_sandbox::{
     SandboxSpec, TerminalInput, TerminalSize, Usage,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Time without a sign of life after which the server destroys a sandbox. While a sandbox is held, the client
 /// renews it three times in this time.
@@ -36,6 +38,17 @@ pub(crate) struct Api {
     level: &'static str,
     /// Name of the image that is requested.
     image: Option<String>,
+    /// Signs of the host's life that requests saw.
+    signs: Arc<Signs>,
+}
+
+/// Signs that a host is not there, from the requests to it.
+#[derive(Debug, Default)]
+struct Signs {
+    /// Requests whose connection failed.
+    failures: AtomicU64,
+    /// Number of times that the host was given up: requests that wait for it end.
+    lost: watch::Sender<u64>,
 }
 
 impl std::fmt::Debug for Api {
@@ -146,7 +159,36 @@ impl Api {
             token: token.into(),
             level,
             image,
+            signs: Arc::default(),
         })
+    }
+
+    /// Address of the host.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Number of requests whose connection failed.
+    pub(crate) fn failures(&self) -> u64 {
+        self.signs.failures.load(Ordering::Relaxed)
+    }
+
+    /// Gives the host up: all requests that wait for it end with [`SandboxError::HostLost`].
+    pub(crate) fn give_up(&self) {
+        self.signs.lost.send_modify(|times| *times += 1);
+    }
+
+    /// Waits for an answer, or until the host is given up.
+    pub(crate) async fn unless_lost<T>(
+        &self,
+        answer: impl Future<Output = T>,
+    ) -> Result<T, SandboxError> {
+        let mut lost = self.signs.lost.subscribe();
+        tokio::select! {
+            answer = answer => Ok(answer),
+            // The sender lives as long as this does.
+            _ = lost.changed() => Err(self.host_lost("it does not answer any more")),
+        }
     }
 
     /// A request to a path below `/v1`.
@@ -165,7 +207,8 @@ impl Api {
 
     /// Sends a request. An answer that is an error becomes one of the port.
     pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, SandboxError> {
-        let answer = request.send().await.map_err(|e| self.broken(e.into()))?;
+        let answer = self.unless_lost(request.send()).await?;
+        let answer = answer.map_err(|e| self.broken(e.into()))?;
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -194,7 +237,7 @@ impl Api {
         answer: Response,
         max_bytes: u64,
     ) -> Result<Vec<u8>, SandboxError> {
-        let body = read(answer, max_bytes).await;
+        let body = self.unless_lost(read(answer, max_bytes)).await?;
         body.map_err(|e| self.broken(e))
     }
 
@@ -311,11 +354,22 @@ impl Api {
         SandboxError::Died(format!("the sandbox server {}: {why}", self.url))
     }
 
+    /// A host that cannot be reached.
+    fn host_lost(&self, why: &str) -> SandboxError {
+        SandboxError::HostLost {
+            host: self.url.to_string(),
+            reason: why.to_owned(),
+        }
+    }
+
     /// An error of the connection, or an answer that is too long.
-    fn broken(&self, error: HttpError) -> SandboxError {
+    pub(crate) fn broken(&self, error: HttpError) -> SandboxError {
         match error {
             HttpError::TooLarge(max_bytes) => too_long(max_bytes),
-            error => self.lost(&error.to_string()),
+            error => {
+                self.signs.failures.fetch_add(1, Ordering::Relaxed);
+                self.host_lost(&error.to_string())
+            }
         }
     }
 

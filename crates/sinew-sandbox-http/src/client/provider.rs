@@ -1,15 +1,16 @@
-//! The provider: how sandboxes of another host are made.
+//! The provider: how sandboxes of other hosts are made.
 
 use crate::client::api::{Api, too_long};
-use crate::client::remote_sandbox::{RemoteSandbox, snapshot_id, snapshot_of};
-use serde::Deserialize;
-use sinew_http::{ClientOptions, Method, Retry, blocking, cause};
+use crate::client::hosts::{Finder, Hosts, NoReport, Wanted, questions};
+use crate::client::remote_sandbox::{RemoteHandle, RemoteSandbox, held, snapshot_of};
+use sinew_http::{Method, Retry};
 use sinew_sandbox::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     Snapshot,
 };
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -19,33 +20,46 @@ use tokio::time::Instant;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Pauses between two attempts. Only the patience ends them.
 const PAUSES: Retry = Retry::doubling(u32::MAX, Duration::from_millis(50), Duration::from_secs(2));
+/// Hosts whose reasons are in one message.
+const MAX_REASONS: usize = 4;
 /// Maximum bytes of an archive that the server takes at once (docs/sandbox-http.md).
 const MAX_UPLOAD: u64 = 64 << 20;
 
-/// Server and settings for remote sandboxes.
-#[derive(Clone, Debug)]
+/// Servers and settings for remote sandboxes.
+#[derive(Clone)]
 pub struct RemoteConfig {
-    /// Address of `sinew serve --sandbox-only`, such as `http://10.0.0.7:8081`.
-    pub url: String,
-    /// Token of an owner there.
+    /// Addresses of `sinew serve --sandbox-only`, such as `http://10.0.0.7:8081`.
+    pub servers: Vec<String>,
+    /// Token of an owner, the same one at all of them.
     pub token: String,
     /// Level of the sandboxes, by its name.
     pub level: &'static str,
-    /// Name of one of the server's images; `None`: the root that it has without one.
+    /// Name of one of the servers' images; `None`: the root that they have without one.
     pub image: Option<String>,
     /// Maximum number of sandboxes of this process at a time.
     pub max_live: usize,
+    /// Gives the addresses of further servers, which come and go.
+    pub finder: Option<Finder>,
 }
 
-/// Sandboxes of another host.
+impl std::fmt::Debug for RemoteConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteConfig")
+            .field("servers", &self.servers)
+            .field("level", &self.level)
+            .field("image", &self.image)
+            .field("max_live", &self.max_live)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sandboxes of other hosts.
 #[derive(Debug)]
 pub struct RemoteProvider {
-    /// The server.
-    api: Api,
+    /// The servers.
+    hosts: Arc<Hosts>,
     /// Name of the level.
     level: &'static str,
-    /// Protections that the server reported when it was connected.
-    protections: Arc<Vec<Protection>>,
     /// Places of sandboxes that can be made.
     places: Arc<Semaphore>,
     /// All places.
@@ -54,83 +68,74 @@ pub struct RemoteProvider {
     broken: Mutex<Option<String>>,
 }
 
-/// Answer to `GET /v1/levels`.
-#[derive(Deserialize)]
-struct Levels {
-    levels: Vec<LevelOffer>,
-    /// Names of images.
-    #[serde(default)]
-    images: Vec<String>,
-}
-
-impl Levels {
-    /// Returns the server's offer for a level.
-    ///
-    /// # Errors
-    /// Fails with the server's levels or images, if it lacks this one.
-    fn offer(self, level: &str, image: Option<&str>) -> Result<LevelOffer, String> {
-        if let Some(name) = image
-            && !self.images.iter().any(|own| own == name)
-        {
-            let allowed = if self.images.is_empty() {
-                "nothing, it offers none (--named-image)".into()
-            } else {
-                self.images.join(", ")
-            };
-            return Err(format!(
-                "it has no image {name:?}; allowed for sandbox.image: {allowed}"
-            ));
-        }
-        let names: Vec<&str> = self.levels.iter().map(|o| o.level.as_str()).collect();
-        let names = names.join(", ");
-        let offer = self.levels.into_iter().find(|o| o.level == level);
-        offer
-            .ok_or_else(|| format!("it has no level {level:?}; allowed for sandbox.level: {names}"))
+impl Drop for RemoteProvider {
+    fn drop(&mut self) {
+        self.hosts.end();
     }
 }
 
-/// A level of the server.
-#[derive(Deserialize)]
-struct LevelOffer {
-    /// Name of the level.
-    level: String,
-    /// Protections in force at this level.
-    protections: Vec<Protection>,
-}
-
 impl RemoteProvider {
-    /// Asks the server what it enforces at the level. This blocks for some seconds at most.
+    /// Asks the servers what they enforce at the level, and again every few seconds from then on. This
+    /// blocks for some seconds at most. Servers that do not answer are put aside and asked again.
     ///
     /// # Errors
-    /// [`SandboxError::Unavailable`] if the address is none, the server does not answer or refuses the token,
-    /// or it has no such level or image.
+    /// [`SandboxError::Unavailable`] if an address is none, a server refuses the token or has no such level
+    /// or image, or none answers.
     pub fn connect(config: RemoteConfig) -> Result<Self, SandboxError> {
-        let level = config.level;
+        let RemoteConfig {
+            servers,
+            token,
+            level,
+            image,
+            max_live,
+            finder,
+        } = config;
         let unavailable = |reason: String| SandboxError::Unavailable {
             level: level.into(),
-            reason: format!("sandbox.server = {:?}: {reason}", config.url),
+            reason: format!("sandbox.server: {reason}"),
         };
-        let image = config.image.clone();
-        let api = Api::new(&config.url, &config.token, level, image);
-        let api = api.map_err(|e| unavailable(e.to_string()))?;
-        let asked = (
-            config.url.trim_end_matches('/').to_owned(),
-            config.token.clone(),
-        );
-        // A blocking client must not be used on a thread of a runtime.
-        let answer = std::thread::spawn(move || levels(&asked.0, &asked.1)).join();
-        let answer = answer.unwrap_or_else(|_| Err("the request failed".into()));
-        let answer = answer.map_err(unavailable)?;
-        let offer = answer.offer(level, config.image.as_deref());
-        let offer = offer.map_err(unavailable)?;
-        Ok(Self {
-            api,
+        let wanted = Wanted {
+            token,
             level,
-            protections: Arc::new(offer.protections),
-            places: Arc::new(Semaphore::new(config.max_live)),
-            max_live: config.max_live,
+            image,
+        };
+        let finds = finder.is_some();
+        let hosts = Hosts::new(&servers, wanted, finder);
+        let hosts = Arc::new(hosts.map_err(|e| unavailable(format!("{servers:?}: {e}")))?);
+        let (told, asked) = sync_channel(1);
+        let own = Arc::clone(&hosts);
+        // A blocking client must not be used or dropped on a thread of a runtime.
+        let watcher = std::thread::Builder::new().name("sandbox-hosts".into());
+        let started = watcher.spawn(move || match questions() {
+            Ok(client) => {
+                // A provider that is gone has ended the hosts, too.
+                let _ = told.send(Ok(own.ask(&client)));
+                own.watch(&client);
+            }
+            Err(e) => drop(told.send(Err(e.to_string()))),
+        });
+        started.map_err(|e| unavailable(format!("no thread: {e}")))?;
+        // From here on its drop ends the thread.
+        let provider = Self {
+            hosts,
+            level,
+            places: Arc::new(Semaphore::new(max_live)),
+            max_live,
             broken: Mutex::new(None),
-        })
+        };
+        let told = asked.recv();
+        let told = told.unwrap_or_else(|_| Err("the thread that asks the servers ended".into()));
+        let refused = told.map_err(unavailable)?;
+        // Servers of the registry may come, go and be wrong: none of them refuses the run.
+        let given = |url: &str| servers.iter().any(|s| s.trim_end_matches('/') == url);
+        let lacking = !finds && provider.hosts.open() == 0;
+        let first = refused
+            .iter()
+            .find(|(url, why)| given(url) && (lacking || matches!(why, NoReport::Wrong(_))));
+        match first {
+            Some((url, why)) => Err(unavailable(format!("{url:?}: {}", why.text()))),
+            None => Ok(provider),
+        }
     }
 
     /// A place for one more sandbox, when there is one.
@@ -144,12 +149,11 @@ impl RemoteProvider {
         })
     }
 
-    /// Makes a sandbox; a server without room or away is asked again. A snapshot may have gone with the
-    /// server, so its forks are tried again only for room.
+    /// Makes a sandbox, when there is a place.
     async fn make(
         &self,
         spec: &SandboxSpec,
-        snapshot: Option<&str>,
+        snapshot: Option<&RemoteHandle>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
         spec.refuse_writable_root("of a sandbox server")?;
         if spec.network != Network::None {
@@ -158,54 +162,92 @@ impl RemoteProvider {
             });
         }
         let place = self.place().await?;
-        let (end, mut tries) = (Instant::now() + PATIENCE, 0);
-        let made = loop {
-            let made = self.api.create(spec, snapshot).await;
-            let again = match &made {
-                Err(SandboxError::Died(_)) => snapshot.is_none(),
-                Err(SandboxError::NoRoom { .. }) => true,
-                _ => false,
-            };
-            tries += 1;
-            let pause = PAUSES.pause(tries, None).filter(|_| again);
-            match pause.filter(|pause| Instant::now() + *pause <= end) {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => break made,
-            }
+        let made = match snapshot {
+            None => self.make_somewhere(spec).await,
+            Some(snapshot) => self.make_from(spec, snapshot).await,
         };
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         *broken = made.as_ref().err().map(ToString::to_string);
-        let id = made?;
-        Ok(Box::new(RemoteSandbox::new(
-            &self.api, self.level, &id, place,
-        )))
+        let (api, id) = made?;
+        Ok(Box::new(RemoteSandbox::new(&api, self.level, &id, place)))
     }
-}
 
-/// Reads the levels that the server offers. Blocks.
-///
-/// # Errors
-/// Fails if it does not answer, refuses the token or is not a sandbox server.
-fn levels(url: &str, token: &str) -> Result<Levels, String> {
-    let client = blocking::Client::new(ClientOptions {
-        stall: Some(Duration::from_secs(10)),
-        redirects: 10,
-        proxy: true,
-        ..ClientOptions::default()
-    });
-    let client = client.map_err(|e| e.to_string())?;
-    let hint = "\n  hint: is `sinew serve --sandbox-only` running there?";
-    let request = client.request(Method::GET, &format!("{url}/v1/levels"));
-    let answer = client.ask(request.bearer_auth(token));
-    let answer = answer.map_err(|e| format!("{e}{hint}"))?;
-    let status = answer.status;
-    if status.as_u16() == 401 {
-        return Err(
-            "it refuses the token; set the variable that sandbox.server_key_env names".into(),
-        );
+    /// Makes a sandbox on the host that is chosen. One without room, or that does not answer, is left for
+    /// another one; where there is none, all are asked again.
+    async fn make_somewhere(&self, spec: &SandboxSpec) -> Result<(Api, String), SandboxError> {
+        let (end, mut tries) = (Instant::now() + PATIENCE, 0);
+        let mut last = None;
+        loop {
+            let mut pause_is_due = true;
+            if let Some((at, api)) = self.hosts.choose() {
+                match api.create(spec, None).await {
+                    Ok(id) => return Ok((api, id)),
+                    Err(e @ SandboxError::NoRoom { .. }) => {
+                        self.hosts.not_made(at, true);
+                        last = Some(e);
+                    }
+                    Err(e @ SandboxError::Died(_)) => {
+                        self.hosts.not_made(at, false);
+                        last = Some(e);
+                    }
+                    Err(e @ SandboxError::HostLost { .. }) => {
+                        self.hosts.not_made(at, false);
+                        // This one was put aside by that: another one is tried at once.
+                        pause_is_due = self.hosts.open() == 0;
+                        last = Some(e);
+                    }
+                    Err(e) => {
+                        self.hosts.not_made(at, false);
+                        return Err(e);
+                    }
+                }
+            }
+            tries += 1;
+            let pause = PAUSES.pause(tries, None).unwrap_or_default();
+            if Instant::now() + pause > end {
+                return Err(last.unwrap_or_else(|| self.nobody()));
+            }
+            if pause_is_due {
+                tokio::time::sleep(pause).await;
+            }
+        }
     }
-    serde_json::from_slice(&answer.body)
-        .map_err(|_| format!("it answered {status}, but not as a sandbox server{hint}"))
+
+    /// Makes a sandbox on the host of its snapshot, which is asked again for room only: the snapshot may have
+    /// gone with it.
+    async fn make_from(
+        &self,
+        spec: &SandboxSpec,
+        snapshot: &RemoteHandle,
+    ) -> Result<(Api, String), SandboxError> {
+        let (end, mut tries) = (Instant::now() + PATIENCE, 0);
+        let api = snapshot.api();
+        loop {
+            let made = api.create(spec, Some(snapshot.id())).await;
+            let Err(SandboxError::NoRoom { .. }) = made else {
+                return made.map(|id| (api.clone(), id));
+            };
+            tries += 1;
+            let pause = PAUSES.pause(tries, None).unwrap_or_default();
+            if Instant::now() + pause > end {
+                return made.map(|id| (api.clone(), id));
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// The error while no host answers and fits.
+    fn nobody(&self) -> SandboxError {
+        let mut reason = "no sandbox server answers and has room".to_owned();
+        for refusal in self.hosts.refusals().iter().take(MAX_REASONS) {
+            reason.push_str("; ");
+            reason.push_str(refusal);
+        }
+        SandboxError::NoRoom {
+            level: self.level.to_owned(),
+            reason,
+        }
+    }
 }
 
 /// An error of a file of this host.
@@ -226,7 +268,7 @@ impl SandboxProvider for RemoteProvider {
     }
 
     fn protections(&self) -> Arc<Vec<Protection>> {
-        Arc::clone(&self.protections)
+        Arc::new(self.hosts.protections())
     }
 
     fn health(&self) -> Result<(), SandboxError> {
@@ -238,12 +280,18 @@ impl SandboxProvider for RemoteProvider {
         broken.clone().map(unavailable).map_or(Ok(()), Err)
     }
 
+    fn degradations(&self) -> Vec<String> {
+        let refusals = self.hosts.refusals().into_iter();
+        let named = refusals.map(|why| format!("a sandbox server is left out: {why}"));
+        named.collect()
+    }
+
     fn fork<'a>(
         &'a self,
         spec: &'a SandboxSpec,
         snapshot: &'a Snapshot,
     ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
-        Box::pin(async move { self.make(spec, Some(snapshot_id(snapshot)?)).await })
+        Box::pin(async move { self.make(spec, Some(held(snapshot)?)).await })
     }
 
     fn export_file<'a>(
@@ -252,16 +300,17 @@ impl SandboxProvider for RemoteProvider {
         max_bytes: u64,
     ) -> SandboxFuture<'a, File> {
         Box::pin(async move {
-            let path = format!("snapshots/{}", snapshot_id(snapshot)?);
-            let mut answer = self.api.send(self.api.request(Method::GET, &path)).await?;
+            let snapshot = held(snapshot)?;
+            let (api, path) = (snapshot.api(), format!("snapshots/{}", snapshot.id()));
+            let mut answer = api.send(api.request(Method::GET, &path)).await?;
             let failed = |e| io("export", &e);
             let mut file = tempfile::tempfile().map_err(failed)?;
             let mut bytes = 0;
-            while let Some(chunk) = answer
-                .chunk()
-                .await
-                .map_err(|e| self.api.lost(&cause(&e)))?
-            {
+            loop {
+                let chunk = api.unless_lost(answer.chunk()).await?;
+                let Some(chunk) = chunk.map_err(|e| api.broken(e.into()))? else {
+                    break;
+                };
                 bytes += chunk.len() as u64;
                 if bytes > max_bytes {
                     return Err(too_long(max_bytes));
@@ -284,10 +333,12 @@ impl SandboxProvider for RemoteProvider {
             if bytes.len() as u64 > max_bytes {
                 return Err(too_long(max_bytes));
             }
-            let path = self.api.import_path();
-            let request = self.api.request(Method::POST, &path).body(bytes);
-            let id = self.api.text(&self.api.value(request).await?, "snapshot")?;
-            Ok(snapshot_of(&self.api, self.level, &id))
+            let (at, api) = self.hosts.choose().ok_or_else(|| self.nobody())?;
+            // A snapshot takes no place of a sandbox.
+            self.hosts.not_made(at, false);
+            let request = api.request(Method::POST, &api.import_path()).body(bytes);
+            let id = api.text(&api.value(request).await?, "snapshot")?;
+            Ok(snapshot_of(&api, self.level, &id))
         })
     }
 }

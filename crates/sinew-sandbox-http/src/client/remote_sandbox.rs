@@ -39,6 +39,11 @@ impl RemoteHandle {
         }
     }
 
+    /// The server.
+    pub(crate) fn api(&self) -> &Api {
+        &self.api
+    }
+
     /// The id on the server.
     pub(crate) fn id(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
@@ -128,7 +133,9 @@ impl RemoteSandbox {
 
     /// Records whether the sandbox no longer exists.
     fn seen<T>(&mut self, answer: Result<T, SandboxError>) -> Result<T, SandboxError> {
-        self.dead |= matches!(answer, Err(SandboxError::Died(_)));
+        let gone =
+            |e: &SandboxError| matches!(e, SandboxError::Died(_) | SandboxError::HostLost { .. });
+        self.dead |= answer.as_ref().is_err_and(gone);
         answer
     }
 
@@ -193,8 +200,8 @@ impl RemoteSandbox {
     ) -> Result<ExecResult, SandboxError> {
         let mut rest = Vec::new();
         loop {
-            let chunk = answer.chunk().await;
-            let Some(chunk) = chunk.map_err(|e| self.api.lost(&sinew_http::cause(&e)))? else {
+            let chunk = self.api.unless_lost(answer.chunk()).await?;
+            let Some(chunk) = chunk.map_err(|e| self.api.broken(e.into()))? else {
                 return Err(self.api.lost("the execution has no end"));
             };
             rest.extend_from_slice(&chunk);
@@ -315,15 +322,14 @@ pub(crate) fn snapshot_of(api: &Api, level: &'static str, id: &str) -> Snapshot 
     }
 }
 
-/// The id of a snapshot on the server.
-pub(crate) fn snapshot_id(snapshot: &Snapshot) -> Result<&str, SandboxError> {
+/// A snapshot on its server.
+pub(crate) fn held(snapshot: &Snapshot) -> Result<&RemoteHandle, SandboxError> {
     let held = snapshot.handle.downcast_ref::<RemoteHandle>();
-    held.map(RemoteHandle::id)
-        .ok_or_else(|| SandboxError::Request {
-            field: "snapshot",
-            value: json!(snapshot.id).to_string(),
-            allowed: "a snapshot of the same sandbox server".into(),
-        })
+    held.ok_or_else(|| SandboxError::Request {
+        field: "snapshot",
+        value: json!(snapshot.id).to_string(),
+        allowed: "a snapshot of the same sandbox server".into(),
+    })
 }
 
 /// A path with its special characters escaped; slashes stay.

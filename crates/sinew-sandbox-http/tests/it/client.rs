@@ -43,11 +43,12 @@ impl Server {
 
     fn config(&self) -> RemoteConfig {
         RemoteConfig {
-            url: self.url.clone(),
+            servers: vec![self.url.clone()],
             token: TOKEN.into(),
             level: "process",
             image: None,
             max_live: 8,
+            finder: None,
         }
     }
 
@@ -324,11 +325,11 @@ async fn what_cannot_be_is_refused_with_the_reason() {
             "allowed for sandbox.level: process",
         ),
         (
-            refused(&|c| c.url = "10.0.0.7".into()),
+            refused(&|c| c.servers = vec!["10.0.0.7".into()]),
             "http:// or https://",
         ),
         (
-            refused(&|c| c.url = "http://127.0.0.1:1".into()),
+            refused(&|c| c.servers = vec!["http://127.0.0.1:1".into()]),
             "sinew serve --sandbox-only",
         ),
     ] {
@@ -346,6 +347,6 @@ async fn what_cannot_be_is_refused_with_the_reason() {
     // The server is gone: the sandbox is dead, which its holder sees.
     server.service.close().await;
     let error = sandbox.exec(python("print(1)")).await.unwrap_err();
-    assert!(matches!(error, SandboxError::Died(_)), "{error}");
+    assert!(matches!(error, SandboxError::HostLost { .. }), "{error}");
     assert!(sandbox.is_dead());
 }

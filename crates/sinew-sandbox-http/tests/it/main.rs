@@ -4,6 +4,7 @@
 
 mod client;
 mod hostile;
+mod hosts;
 mod terminal;
 mod watch;
 

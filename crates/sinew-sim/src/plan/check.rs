@@ -13,7 +13,7 @@ const FINE_TOKENS: f64 = 16e6;
 const MAX_BLOCK_IDS: usize = 1 << 22;
 
 /// A refusal of a key.
-fn refused<T>(key: &str, value: impl ToString, allowed: &str) -> Result<T, PlanError> {
+pub(super) fn refused<T>(key: &str, value: impl ToString, allowed: &str) -> Result<T, PlanError> {
     Err(PlanError::Value {
         key: key.into(),
         value: value.to_string(),
@@ -22,7 +22,7 @@ fn refused<T>(key: &str, value: impl ToString, allowed: &str) -> Result<T, PlanE
 }
 
 /// Refuses a count out of its bounds.
-fn count(key: &str, value: usize, most: usize) -> Result<(), PlanError> {
+pub(super) fn count(key: &str, value: usize, most: usize) -> Result<(), PlanError> {
     if (1..=most).contains(&value) {
         Ok(())
     } else {
@@ -31,7 +31,7 @@ fn count(key: &str, value: usize, most: usize) -> Result<(), PlanError> {
 }
 
 /// Refuses a number out of its bounds.
-fn number(key: &str, value: f64, above_zero: bool) -> Result<(), PlanError> {
+pub(super) fn number(key: &str, value: f64, above_zero: bool) -> Result<(), PlanError> {
     let good = (0.0..=1e12).contains(&value) && !(above_zero && value == 0.0);
     match (good, above_zero) {
         (true, _) => Ok(()),
@@ -46,6 +46,7 @@ impl Plan {
         self.check_counts()?;
         self.check_numbers()?;
         self.check_together()?;
+        self.check_roles()?;
         for (key, dist) in self.distributions() {
             if let Some(allowed) = dist.fault() {
                 return Err(PlanError::Value {
@@ -129,6 +130,7 @@ impl Plan {
             ("trainer.tokens_per_s", self.trainer.tokens_per_s, true),
             ("weights.transfer_s", w.transfer_s, false),
             ("weights.load_s", w.load_s, false),
+            ("weights.gigabytes", w.gigabytes, false),
             ("store.commit_s", self.store.commit_s, false),
             (
                 "prices.engine_device_hour",

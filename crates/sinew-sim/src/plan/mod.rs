@@ -8,9 +8,12 @@ mod check;
 mod memory;
 mod presets;
 pub(crate) mod record;
+mod roles;
 
 pub use memory::Memory;
 pub use presets::{PRESETS, preset};
+pub(crate) use roles::OWNER_HOST;
+pub use roles::{Link, Preemption, Role, RoleKind};
 
 use crate::dist::{Dist, Form, Lognormal};
 use serde::{Deserialize, Serialize};
@@ -64,6 +67,12 @@ pub struct Plan {
     /// The model and the GPUs that must have room for it; left out: memory is not looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
+    /// Roles of a cluster; parts without a role are on the host of the run's process.
+    #[serde(rename = "role", skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<Role>,
+    /// Links between hosts of roles.
+    #[serde(rename = "link", skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<Link>,
     /// Failures, at their times.
     #[serde(rename = "fault", skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
@@ -235,6 +244,8 @@ pub struct Trainer {
 pub struct Weights {
     /// Seconds from the update until engines could load; they continue meanwhile. Default: 1.
     pub transfer_s: f64,
+    /// Size of the weights, which links carry in addition to `transfer_s`. Default: 0.
+    pub gigabytes: f64,
     /// Seconds in which engines load and sample nothing. Default: 0.5.
     pub load_s: f64,
     /// Requests continue with the keys and values of the old weights. Default: false.
@@ -422,6 +433,7 @@ impl Default for Weights {
     fn default() -> Self {
         Self {
             transfer_s: 1.0,
+            gigabytes: 0.0,
             load_s: 0.5,
             keep_kv: false,
             drain: false,
@@ -475,6 +487,8 @@ impl Plan {
             let stem = path.file_stem().unwrap_or_default();
             plan.name = stem.to_string_lossy().into_owned();
         }
+        plan.apply_roles();
+        plan.check_typed(&read(text).map_err(refused)?)?;
         plan.check()?;
         plan.check_memory()?;
         Ok(plan)

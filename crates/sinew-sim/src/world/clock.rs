@@ -35,6 +35,12 @@ pub(super) enum Happening {
     Fault(u32),
     /// Another session begins after a kill.
     Session,
+    /// A unit knows of its loss, is lost, is replaced.
+    Notice(u32),
+    Lost(u32),
+    UnitBack(u32),
+    /// The ticket of an episode is given out again.
+    Ticket(At),
 }
 
 impl Happening {
@@ -42,7 +48,13 @@ impl Happening {
     pub(super) fn outlives(&self) -> bool {
         matches!(
             self,
-            Self::EngineBack(_) | Self::Fault(_) | Self::Session | Self::Engine(..)
+            Self::EngineBack(_)
+                | Self::Fault(_)
+                | Self::Session
+                | Self::Engine(..)
+                | Self::Notice(_)
+                | Self::Lost(_)
+                | Self::UnitBack(_)
         )
     }
 }

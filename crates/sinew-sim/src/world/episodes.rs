@@ -72,7 +72,7 @@ impl World {
     }
 
     /// The next happening of an episode.
-    fn then(&mut self, slot: u32, delay_s: f64, what: fn(At) -> Happening) {
+    pub(super) fn then(&mut self, slot: u32, delay_s: f64, what: fn(At) -> Happening) {
         let round = self.episodes[slot].round;
         self.clock.after(delay_s, what(At { slot, round }));
     }
@@ -82,18 +82,20 @@ impl World {
         let now = self.clock.now;
         let episode = &mut self.episodes[slot];
         (episode.doing, episode.began) = (EpisodeState::Boots, now);
-        let boot_s = self
-            .plan
-            .tools
-            .boot_s
-            .draw(episode.key_of(RandomUse::Boot, 0));
+        self.start_world(slot);
+        let now_s = self.clock.now_s();
+        self.gate.began(&self.episodes[slot], now_s);
+    }
+
+    /// Starts the environment of an episode on its units.
+    pub(super) fn boot_on(&mut self, slot: u32) {
+        let key = self.episodes[slot].key_of(RandomUse::Boot, 0);
+        let boot_s = self.plan.tools.boot_s.draw(key);
         let timeout_s = self.plan.rollout.timeout_s;
         self.then(slot, boot_s, Happening::Booted);
         if timeout_s < 86_400.0 {
             self.then(slot, timeout_s, Happening::Deadline);
         }
-        let now_s = self.clock.now_s();
-        self.gate.began(&self.episodes[slot], now_s);
     }
 
     /// Handles the end of an environment's start.
@@ -207,7 +209,8 @@ impl World {
             .call_s
             .draw(episode.key_of(RandomUse::Call, turn));
         if !std::mem::take(&mut episode.hangs) {
-            self.then(slot, call_s, Happening::ToolDone);
+            let hop_s = self.hop_s(slot);
+            self.then(slot, call_s + hop_s, Happening::ToolDone);
         }
         self.settle();
     }
@@ -304,6 +307,7 @@ impl World {
             self.gate
                 .ended(&self.episodes[slot], LengthEvidence::Longer, now_s);
         }
+        self.release_places(slot);
         self.episodes.leave(slot);
         self.settle();
     }
@@ -340,7 +344,9 @@ impl World {
             .rows
             .scorers
             .commit_s(self.clock.now, self.plan.store.commit_s);
-        self.then(slot, commit_s, Happening::Stored);
+        let to_owner_s = self.units.link(self.episodes[slot].places[0], None).0;
+        self.then(slot, commit_s + 2.0 * to_owner_s, Happening::Stored);
+        self.release_places(slot);
         self.settle();
     }
 }

@@ -26,7 +26,7 @@ impl World {
             return;
         }
         match fault.kind {
-            FaultKind::EngineCrash => self.crash(engine, &fault),
+            FaultKind::EngineCrash => self.crash(engine, fault.for_s),
             FaultKind::Partition => self.partition(engine, &fault),
             FaultKind::SandboxLoss => {
                 if let Some(slot) = self.episodes.victim(fault.target) {
@@ -52,8 +52,8 @@ impl World {
     }
 
     /// Loses everything.
-    fn crash(&mut self, engine: usize, fault: &Fault) {
-        let until = self.clock.now + micros(fault.for_s);
+    pub(super) fn crash(&mut self, engine: usize, for_s: f64) {
+        let until = self.clock.now + micros(for_s);
         // Events that it had sent before have arrived.
         let cut = self.fleet.attempts_on(engine);
         let down = &mut self.fleet.engines[engine];
@@ -61,7 +61,7 @@ impl World {
         down.crash();
         self.fleet.wake(engine, &mut self.clock);
         self.clock
-            .after(fault.for_s, Happening::EngineBack(engine as u32));
+            .after(for_s, Happening::EngineBack(engine as u32));
         for attempt in cut {
             self.attempt_over(attempt, Err(AttemptError::Cut("the engine is gone".into())));
         }
@@ -95,6 +95,7 @@ impl World {
         self.clock.agenda.retain(Happening::outlives);
         self.commands.clear();
         self.fleet.cancel_all(self.clock.now);
+        self.units.empty(self.clock.now);
         self.ledger.killed();
         self.clock.after(fault.for_s, Happening::Session);
     }

@@ -7,8 +7,9 @@
 //! | `serving`, `fleet` | `Router`; engine scheduler if `engines.model = "scheduler"` | passes, probes |
 //! | `rows`, `queue`, `durable` | the queue with its leases | scorers, the store |
 //! | `faults`, `clock` | - | what fails, time |
+//! | `units`, `spot` | - | roles and their hosts, their losses, links |
 //!
-//! `slab`, `gate`, `fleet`, `queue`, `durable` and `clock` have the state; the others are the methods of
+//! `slab`, `gate`, `fleet`, `units`, `queue`, `durable` and `clock` have the state; the others are the methods of
 //! `World` that connect these parts.
 //!
 //! A world is a function of its plan: two worlds with equal plans have equal events.
@@ -23,13 +24,15 @@ mod queue;
 mod rows;
 mod serving;
 mod slab;
+mod spot;
+mod units;
 mod updates;
 
 use crate::agenda::{Micros, micros, seconds};
 use crate::check::{Bug, Ledger, Violation};
 use crate::engine::{Engine, Speed};
-use crate::measure::{Measure, Report};
-use crate::plan::Plan;
+use crate::measure::{Measure, Report, RoleUse};
+use crate::plan::{Plan, RoleKind};
 use clock::{Clock, Happening};
 use durable::DurableState;
 use fleet::Fleet;
@@ -40,6 +43,7 @@ use sinew_types::EpisodeId;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use units::Units;
 use updates::Updates;
 
 /// Interval of admission's looks at the engines, as in the runner.
@@ -78,6 +82,8 @@ pub(crate) struct World {
     gate: Gate,
     /// Engines and their router.
     fleet: Fleet,
+    /// Units of roles.
+    units: Units,
     /// Episodes in their places.
     episodes: Slab,
     /// Turns that are held while weights wait for those that run.
@@ -118,6 +124,7 @@ impl World {
             updates: Updates::default(),
             gate: Gate::new(&plan, grain),
             fleet: Fleet::new(&plan, speed, bug),
+            units: Units::new(&plan),
             episodes: Slab::default(),
             held: Vec::new(),
             rows: Rows::new(plan.scoring.scorers, &mut ledger),
@@ -133,6 +140,7 @@ impl World {
             let at = micros(world.plan.faults[n].at_s);
             world.clock.agenda.add(at, Happening::Fault(n as u32));
         }
+        world.plan_losses();
         world.begin_session();
         world
     }
@@ -213,6 +221,10 @@ impl World {
             Happening::RouterTick => self.router_tick(),
             Happening::Fault(n) => self.fault(n as usize),
             Happening::Session => self.next_session(),
+            Happening::Notice(unit) => self.notice(unit as usize),
+            Happening::Lost(unit) => self.lost(unit as usize),
+            Happening::UnitBack(unit) => self.unit_back(unit as usize),
+            Happening::Ticket(at) => self.ticket(at),
         }
     }
 
@@ -225,7 +237,41 @@ impl World {
             report.work.sampled += load.sampled;
             report.work.prefilled += load.prefilled;
         }
+        report.lost_s = self.units.lost_s;
+        report.roles = self.role_uses(&report);
         report
+    }
+
+    /// Use of each role of the plan, over the whole simulation.
+    fn role_uses(&self, report: &Report) -> Vec<RoleUse> {
+        let all_s = report.virtual_s.max(1e-9);
+        let mut busy_s = vec![0.0; self.plan.roles.len()];
+        for unit in &self.units.all {
+            let engine = unit.engine.and_then(|n| self.fleet.engines.get(n));
+            busy_s[unit.role] += engine.map_or(0.0, |e| e.busy_s);
+        }
+        let counts = self.units.counts(self.clock.now);
+        let roles = self.plan.roles.iter().zip(counts).zip(busy_s);
+        let uses = roles.map(|((role, counts), busy_s)| {
+            let units_s = all_s * role.count as f64;
+            RoleUse {
+                kind: role.kind,
+                host: role.host.clone(),
+                units: role.count,
+                utilization: match role.kind {
+                    RoleKind::Engine => Some((busy_s / units_s).clamp(0.0, 1.0)),
+                    RoleKind::Trainer => Some(report.utilization.trainer),
+                    RoleKind::Rollout | RoleKind::Sandbox => {
+                        Some(counts.held_s / units_s / role.capacity() as f64)
+                    }
+                    RoleKind::Scorer => None,
+                },
+                up: (1.0 - counts.down_s / units_s).clamp(0.0, 1.0),
+                losses: counts.losses,
+                per_hour: role.count as f64 * role.price_per_hour,
+            }
+        });
+        uses.collect()
     }
 
     /// A session of the run begins.

@@ -105,6 +105,7 @@ impl World {
             let expected = attempt.weights;
             return self.attempt_over(id, Err(AttemptError::Version { expected, found }));
         }
+        self.episodes[slot].engine = self.units.of_engine(engine);
         let episode = &self.episodes[slot];
         let (own, group) = episode.cache_keys(self.plan.seed, slot);
         let job = Job {
@@ -244,7 +245,11 @@ impl World {
     /// The router looks at an engine.
     pub(super) fn probe_one(&mut self, engine: usize) {
         self.advance(engine);
-        let result = self.fleet.probe(engine, self.clock.now, self.bug);
+        let result = if self.units.is_leaving(engine) {
+            Err(no_connection(engine, "it is about to end"))
+        } else {
+            self.fleet.probe(engine, self.clock.now, self.bug)
+        };
         self.measure.inputs += 1;
         self.fleet.router.probed(self.clock.now_s(), engine, result);
         self.pump();

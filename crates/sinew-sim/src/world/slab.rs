@@ -79,6 +79,10 @@ pub(super) struct Episode {
     pub(super) hangs: bool,
     /// Prompt's length.
     pub(super) prompt: usize,
+    /// Units that hold it: a rollout worker and a sandbox host, where there are such roles.
+    pub(super) places: [Option<u32>; 2],
+    /// The unit whose engine sampled last, where engines are units.
+    pub(super) engine: Option<u32>,
 }
 
 impl Episode {
@@ -103,6 +107,8 @@ impl Episode {
             tool_s: 0.0,
             hangs: false,
             prompt: 1,
+            places: [None; 2],
+            engine: None,
         }
     }
 
@@ -255,6 +261,12 @@ impl Slab {
         let live: Vec<u32> = self.with_sandbox().collect();
         let count = live.len().max(1) as u64;
         live.get((target % count) as usize).copied()
+    }
+
+    /// Places of episodes that a unit holds.
+    pub(super) fn held_by(&self, unit: u32) -> Vec<u32> {
+        let held = |slot: &u32| self[*slot].places.contains(&Some(unit));
+        self.with_sandbox().filter(held).collect()
     }
 
     /// Places of episodes that have a sandbox.

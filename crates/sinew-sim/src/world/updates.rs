@@ -5,6 +5,7 @@
 use super::World;
 use super::clock::Happening;
 use super::durable::{Order, StoredEpisode};
+use crate::agenda::{Micros, micros, seconds};
 use crate::check::Bug;
 use crate::plan::{Mode, Plan};
 use sinew_orchestrator::{
@@ -35,6 +36,14 @@ pub(super) struct Updates {
     pub(super) publishes: bool,
     /// The trainer computes.
     pub(super) trains: bool,
+    /// Step that the trainer computes, its seconds, and the time of its end.
+    pub(super) train_step: u64,
+    pub(super) train_s: f64,
+    pub(super) trained_at: Micros,
+    /// Time from which a trainer that was lost computes again.
+    pub(super) trainer_ready: Micros,
+    /// Seconds of updates since the last checkpoint.
+    pub(super) since_checkpoint_s: f64,
     /// The groups of the update.
     groups: Vec<Vec<EpisodeId>>,
     /// Episodes that are trained.
@@ -142,6 +151,7 @@ impl World {
             Command::Checkpoint { step } => {
                 let curriculum = Arc::clone(self.core.curriculum());
                 self.kept.checkpoint(step, curriculum);
+                self.updates.since_checkpoint_s = 0.0;
             }
             Command::Record { step, .. } => self.record(step),
             Command::Measure { .. } => self.tell(Event::EvaluationDone),
@@ -230,11 +240,20 @@ impl World {
         };
         self.measure.update((tokens, sampled), train_s, &behind);
         self.updates.trains = true;
-        self.clock.after(train_s, Happening::Trained(step));
+        let waits_s = seconds(self.updates.trainer_ready.saturating_sub(self.clock.now));
+        let until_s = waits_s + train_s;
+        (self.updates.train_step, self.updates.train_s) = (step, train_s);
+        self.updates.trained_at = self.clock.now + micros(until_s);
+        self.clock.after(until_s, Happening::Trained(step));
     }
 
     /// An update is computed.
     pub(super) fn trained(&mut self, step: u64) {
+        // The trainer was lost since, and computes it again.
+        if self.clock.now < self.updates.trained_at {
+            return;
+        }
+        self.updates.since_checkpoint_s += self.updates.train_s;
         self.updates.trains = false;
         let rows = self.updates.trained.len();
         self.tell(Event::UpdateDone(Box::new(StepRecord {
@@ -251,8 +270,9 @@ impl World {
     fn publish(&mut self, step: u64) {
         self.updates.version_to_come = step;
         self.updates.publishes = true;
-        self.clock
-            .after(self.plan.weights.transfer_s, Happening::Transferred);
+        let w = &self.plan.weights;
+        let transfer_s = w.transfer_s + self.units.transfer_s(w.gigabytes * 1e9);
+        self.clock.after(transfer_s, Happening::Transferred);
     }
 
     /// The new weights sample from now on.

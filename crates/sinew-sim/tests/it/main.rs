@@ -4,6 +4,7 @@
 mod pipeline;
 mod plans;
 mod published;
+mod roles;
 mod schedules;
 mod tail;
 mod tidy;

@@ -36,6 +36,8 @@ pub(crate) struct Api {
     /// Files that are sent at the same time; more wait.
     pub(crate) downloads: Arc<Semaphore>,
     pub(crate) public_url: Option<String>,
+    /// `https` or `http`.
+    pub(crate) scheme: &'static str,
     /// True when the server ends: waits for results end, too.
     pub(crate) stopped: watch::Receiver<bool>,
     /// Events of clients, which are counted and dropped.
@@ -60,6 +62,7 @@ impl Api {
             limits,
             signer: Signer::new()?,
             downloads: Arc::new(Semaphore::new(DOWNLOADS)),
+            scheme: config.listen.scheme(),
             public_url: config.public_url,
             stopped,
             telemetry: Arc::default(),

@@ -70,7 +70,7 @@ fn base(api: &Api, headers: &HeaderMap) -> Result<String, ApiError> {
                     a public_url";
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, text)
     })?;
-    Ok(format!("http://{host}"))
+    Ok(format!("{}://{host}", api.scheme))
 }
 
 /// `GET external_weights/{tenant}/{until}/{signature}/{model}/{name}/{file}`: a file, without a key.

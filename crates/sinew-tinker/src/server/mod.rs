@@ -41,10 +41,9 @@ use axum::Router;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use error::ApiError;
-use sinew_http::server::{self, ConnectionLimits, Guard, Key};
+use sinew_http::server::{self, ConnectionLimits, Endpoint, Guard, Key};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -88,14 +87,14 @@ impl Default for ServerLimits {
 /// Settings of the server.
 #[derive(Clone, Debug)]
 pub struct TinkerServerConfig {
-    /// Port 0 takes a free one.
-    pub listen: SocketAddr,
+    /// Address, with or without TLS. Port 0 takes a free one.
+    pub listen: Endpoint,
     /// Keys of the tenants.
     pub keys: Keys,
     /// Limits.
     pub limits: ServerLimits,
     /// Address at which clients reach the server, such as `https://train.example`, for the addresses of files
-    /// of external weights; `None`: `http://` and the request's own `Host`.
+    /// of external weights; `None`: the listener's scheme and the request's own `Host`.
     pub public_url: Option<String>,
 }
 
@@ -113,7 +112,7 @@ impl TinkerServer {
     /// # Errors
     /// If the address cannot be taken, or the system has no random numbers.
     pub async fn start(desk: Desk, config: TinkerServerConfig) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(config.listen).await?;
+        let listener = config.listen.clone().bind().await?;
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(false);
         let api = Api::new(desk, config, stopped.clone())?;

@@ -102,7 +102,7 @@ impl Served {
         let (desk, running) = opened.unwrap();
         let (stop, stopped) = watch::channel(false);
         let config = TinkerServerConfig {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into(),
             keys: Keys::parse(&format!("ann:{ANN}\nbob:{BOB}")).unwrap(),
             limits: ServerLimits {
                 poll,
