@@ -88,8 +88,8 @@ pub(crate) struct Hosts {
 
 impl std::fmt::Debug for Hosts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let urls = self.lock().hosts.iter().map(|h| h.api.url().to_owned());
-        let urls: Vec<String> = urls.collect();
+        let state = self.lock();
+        let urls: Vec<&str> = state.hosts.iter().map(|h| h.api.url()).collect();
         f.debug_struct("Hosts")
             .field("urls", &urls)
             .finish_non_exhaustive()
