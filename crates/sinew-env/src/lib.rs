@@ -26,10 +26,7 @@ pub mod tiny;
 pub mod turn;
 mod user_message;
 
-pub use machine::{
-    CopyBounds, ImageSource, Layout, Machine, MachineCommand, MachineFuture, MachineImage,
-    MachineNetwork, MachineSpec, MachineUser, Machines,
-};
+pub use machine::{ImageSource, MachineImage, MachineNetwork, MachineSpec, Machines};
 pub use mixture::{MixtureFactory, MixtureTasks, member_of};
 pub use port::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
