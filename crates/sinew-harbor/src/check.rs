@@ -1,9 +1,9 @@
 //! Checks of tasks without a model: the solution must pass, and an agent that does nothing must not.
 
-use crate::core::{Next, Progress};
 use crate::env::{HarborFactory, folder_of};
 use crate::folder::TaskFolder;
 use crate::place::Place;
+use crate::progress::{Next, Progress};
 use crate::stages::{begin, solve, start};
 use crate::verify::verify;
 use futures::StreamExt;

@@ -96,7 +96,7 @@ enum Mount {
 ///
 /// # Errors
 /// If it is no compose file. A file that is one, but needs more than one plain service, is the inner error.
-pub fn read(path: &Path, text: &str) -> Result<Result<Service, SkipReason>, HarborError> {
+pub(crate) fn read(path: &Path, text: &str) -> Result<Result<Service, SkipReason>, HarborError> {
     let file: ComposeFile = serde_saphyr::from_str(text).map_err(|e| HarborError::Format {
         path: path.into(),
         reason: e.to_string().lines().next().unwrap_or_default().to_owned(),

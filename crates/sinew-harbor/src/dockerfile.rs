@@ -26,7 +26,7 @@ pub struct PlainImage {
 ///
 /// # Errors
 /// The first instruction that needs a container.
-pub fn plain(text: &str) -> Result<PlainImage, String> {
+pub(crate) fn plain(text: &str) -> Result<PlainImage, String> {
     let mut image = PlainImage::default();
     let mut workdir = PathBuf::from("/");
     let lines = instructions(text);

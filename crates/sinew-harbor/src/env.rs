@@ -3,9 +3,9 @@
 //! What uses the place goes on if a caller stops waiting (at a deadline of the rollout), so that the score of
 //! an episode that a limit ended finds the place as its last command left it.
 
-use crate::core::{Next, Progress};
 use crate::folder::{Base, SOLVE_SCRIPT, Step, TaskFolder};
 use crate::place::{Command, Place};
+use crate::progress::{Next, Progress};
 use crate::shell::{Shell, TOOL, text_of};
 use crate::stages::{World, begin, broken, failed, start};
 use crate::verify::{Verified, verify};

@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 pub const TASK_FILE: &str = "task.toml";
 
 /// Script of a verifier, in `tests`.
-pub const TEST_SCRIPT: &str = "test.sh";
+pub(crate) const TEST_SCRIPT: &str = "test.sh";
 
 /// Script of a solution, in `solution`.
-pub const SOLVE_SCRIPT: &str = "solve.sh";
+pub(crate) const SOLVE_SCRIPT: &str = "solve.sh";
 
 /// Maximum bytes of a file of keys, an instruction or a Dockerfile.
 const MAX_TEXT_BYTES: u64 = 1 << 20;

@@ -5,7 +5,7 @@
 //! | the format | `manifest` and `keys` (`task.toml`), `dockerfile`, `compose`, `template`, `folder` |
 //! | sets of tasks | `set`: trees, registries, kinds, splits, tasks that are left out |
 //! | the place | `place`: a machine with a writable root, or a sandbox that stands in for one |
-//! | an episode | `core` decides (pure), `stages` and `verify` use the place, `env` and `shell` face the model |
+//! | an episode | `progress` decides (pure), `stages` and `verify` use the place, `env` and `shell` face the model |
 //! | rewards | `rewards`: files, thresholds, steps |
 //! | a check | `check`: the solution passes, doing nothing does not |
 //!
@@ -22,7 +22,6 @@
 mod check;
 mod compose;
 mod config;
-mod core;
 mod dockerfile;
 mod env;
 mod error;
@@ -30,6 +29,7 @@ mod folder;
 mod keys;
 mod manifest;
 mod place;
+mod progress;
 mod rewards;
 mod set;
 mod shell;

@@ -319,7 +319,8 @@ fn network(keys: &mut Keys) -> Read<Option<NetworkPolicy>> {
     for host in hosts.unwrap_or_default() {
         let host = host.trim().trim_end_matches('.').to_ascii_lowercase();
         let star = host.strip_prefix("*.").unwrap_or(&host);
-        if star.is_empty() || star.contains('*') || !host.chars().all(plain) {
+        let named_well = host.chars().all(plain) && !host.contains("://");
+        if star.is_empty() || star.contains('*') || !named_well {
             let allowed = "names of hosts, *.NAME, addresses and ranges, without scheme and port";
             return Err(keys.wrong("allowed_hosts", format!("{host:?}"), allowed));
         }

@@ -1,8 +1,8 @@
 //! The place of an episode: a machine with a writable root, or a sandbox whose work folder stands in for one.
 //!
 //! In a machine, tests and logs have the paths of the format (`/tests`, `/logs`), and files are moved by the
-//! sandbox itself: no program of the image takes part. In a sandbox, they are hidden folders of the work
-//! folder, which exist only while they are needed; its programs are those of the host.
+//! sandbox itself: no program of the image takes part. In a sandbox, they are below `/tmp`, and exist only while
+//! they are needed; its programs are those of the host.
 
 use sinew_sandbox::{
     Ending, Entry, EntryKind, ExecOptions, ExecRequest, ExecResult, Program, Sandbox, SandboxError,
@@ -16,6 +16,9 @@ const MAX_PUT_BYTES: u64 = 512 << 20;
 
 /// Maximum number of files that are taken out of a sandbox.
 const MAX_TAKEN: usize = 1000;
+
+/// Folder below the work folder through which files go to other places of a sandbox.
+const STAGE: &str = ".put";
 
 /// Time for commands that move files.
 const FILES: Duration = Duration::from_secs(60);
@@ -111,13 +114,12 @@ impl Place {
                 allowed: "a level whose sandboxes run a shell".into(),
             });
         }
-        let hidden = |name: &str| format!("{workdir}/{name}");
         Ok(Self {
             layout: Layout {
-                tests: hidden(".tests"),
-                solution: hidden(".solution"),
-                logs: hidden(".logs"),
                 workdir,
+                tests: "/tmp/tests".into(),
+                solution: "/tmp/solution".into(),
+                logs: "/tmp/logs".into(),
             },
             sandbox,
             rooted: false,
@@ -177,28 +179,29 @@ impl Place {
             };
             return self.sandbox.upload(to, entries, &options).await;
         }
-        let below = self.below(to)?;
+        let inside = Path::new(to).strip_prefix(&self.layout.workdir);
+        let staged = inside.is_err();
+        let stage = inside.map_or_else(|_| PathBuf::from(STAGE), Path::to_path_buf);
+        let made = format!("{}/{}", self.layout.workdir, stage.display());
         let mut script = String::from("set -e\n");
-        if replace {
-            script += &format!("rm -rf -- {}\n", quoted(to));
+        if replace || staged {
+            script += &format!("rm -rf -- {}\n", quoted(&made));
         }
-        script += &format!("mkdir -p -- {}\n", quoted(to));
-        let mut modes = String::new();
+        script += &format!("mkdir -p -- {}\n", quoted(&made));
+        let mut modes = String::from("set -e\n");
         for entry in entries {
-            let path = entry.path.to_string_lossy();
+            let path = format!("{made}/{}", entry.path.display());
             match &entry.kind {
-                EntryKind::Folder => {
-                    script += &format!("mkdir -p -- {}/{}\n", quoted(to), quoted(&path));
-                }
+                EntryKind::Folder => script += &format!("mkdir -p -- {}\n", quoted(&path)),
                 EntryKind::File(_) if entry.mode & 0o111 != 0 => {
-                    modes += &format!("chmod 755 -- {}/{}\n", quoted(to), quoted(&path));
+                    modes += &format!("chmod 755 -- {}\n", quoted(&path));
                 }
                 _ => {}
             }
         }
         self.script(script).await?;
         for entry in entries {
-            let path = below.join(&entry.path);
+            let path = stage.join(&entry.path);
             let path = path.to_string_lossy();
             match &entry.kind {
                 EntryKind::File(bytes) => self.sandbox.write_file(&path, bytes).await?,
@@ -213,23 +216,14 @@ impl Place {
                 }
             }
         }
-        if modes.is_empty() {
-            return Ok(());
+        if staged {
+            let (made, to) = (quoted(&made), quoted(to));
+            if replace {
+                modes += &format!("rm -rf -- {to}\n");
+            }
+            modes += &format!("mkdir -p -- {to}\ncp -a -- {made}/. {to}/\nrm -rf -- {made}\n");
         }
         self.script(modes).await.map(|_| ())
-    }
-
-    /// The path below the work folder of a sandbox.
-    fn below(&self, path: &str) -> Placed<PathBuf> {
-        let below = Path::new(path).strip_prefix(&self.layout.workdir);
-        below
-            .map(Path::to_path_buf)
-            .map_err(|_| SandboxError::Request {
-                field: "path",
-                value: path.into(),
-                allowed: "a path below the work folder; others need sandbox.level = \"container\""
-                    .into(),
-            })
     }
 
     /// Removes what is at a path, and makes an empty folder there that belongs to a user, or to root.
@@ -269,13 +263,22 @@ impl Place {
             return Ok(own.and_then(file));
         }
         let word = quoted(path);
-        let test = format!("[ -f {word} ] && [ ! -L {word} ] && echo yes || true");
-        if self.script(test).await?.is_empty() {
+        let script = format!(
+            "[ -f {word} ] && [ ! -L {word} ] || exit 0\necho\nhead -c {} -- {word}",
+            max_bytes.saturating_add(1)
+        );
+        let printed = self.script(script).await?;
+        let Some(bytes) = printed.strip_prefix(b"\n") else {
             return Ok(None);
+        };
+        if bytes.len() as u64 > max_bytes {
+            return Err(SandboxError::Request {
+                field: "path",
+                value: path.into(),
+                allowed: format!("a file of at most {max_bytes} bytes"),
+            });
         }
-        let below = self.below(path)?;
-        let below = below.to_string_lossy();
-        self.sandbox.read_file(&below, max_bytes).await.map(Some)
+        Ok(Some(bytes.to_vec()))
     }
 
     /// Copies a file or folder out, with paths relative to it; `None`: there is none.
@@ -296,15 +299,11 @@ impl Place {
         if names.next().is_none() {
             return Ok(None);
         }
-        let below = self.below(path)?;
         let (mut left, mut entries) = (max_bytes, Vec::new());
         for name in names {
-            let name = Path::new(name.strip_prefix("./").unwrap_or(name));
-            let file = below.join(name);
-            let bytes = self
-                .sandbox
-                .read_file(&file.to_string_lossy(), left)
-                .await?;
+            let name = name.strip_prefix("./").unwrap_or(name);
+            let file = format!("{path}/{name}");
+            let bytes = self.read(&file, left).await?.unwrap_or_default();
             left = left.saturating_sub(bytes.len() as u64);
             entries.push(Entry {
                 path: name.into(),

@@ -5,22 +5,22 @@ use sinew_env::{Score, Unscored};
 use std::collections::BTreeMap;
 
 /// Name of the main reward.
-pub const MAIN: &str = "reward";
+pub(crate) const MAIN: &str = "reward";
 
 /// Maximum bytes of a file of rewards.
-pub const MAX_REWARD_BYTES: u64 = 64 << 10;
+pub(crate) const MAX_REWARD_BYTES: u64 = 64 << 10;
 
 /// Maximum number of named rewards.
 const MAX_REWARDS: usize = 256;
 
 /// Named rewards of one verifier.
-pub type Rewards = BTreeMap<String, f64>;
+pub(crate) type Rewards = BTreeMap<String, f64>;
 
 /// Reads the files that a verifier wrote; `None`: it wrote none of that name. JSON comes first.
 ///
 /// # Errors
 /// The reason why there is no readable reward.
-pub fn read(json: Option<&[u8]>, text: Option<&[u8]>) -> Result<Rewards, Unscored> {
+pub(crate) fn read(json: Option<&[u8]>, text: Option<&[u8]>) -> Result<Rewards, Unscored> {
     match (json, text) {
         (Some(json), _) => of_json(json),
         (None, Some(text)) => of_text(text),
@@ -80,7 +80,7 @@ fn of_json(bytes: &[u8]) -> Result<Rewards, Unscored> {
 }
 
 /// Whether the rewards of a step let the next one begin. A missing reward does not.
-pub fn passes(rewards: &Rewards, least: Option<&MinReward>) -> bool {
+pub(crate) fn passes(rewards: &Rewards, least: Option<&MinReward>) -> bool {
     let reaches = |name: &str, least: f64| rewards.get(name).is_some_and(|value| *value >= least);
     match least {
         None => true,
@@ -94,7 +94,7 @@ pub fn passes(rewards: &Rewards, least: Option<&MinReward>) -> bool {
 ///
 /// # Errors
 /// If no step was verified, or a number is too large for a reward.
-pub fn score(steps: &[Rewards], strategy: StepStrategy) -> Result<Score, Unscored> {
+pub(crate) fn score(steps: &[Rewards], strategy: StepStrategy) -> Result<Score, Unscored> {
     let Some(last) = steps.last() else {
         return Err(Unscored::new("no step was verified"));
     };

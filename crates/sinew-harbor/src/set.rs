@@ -251,7 +251,9 @@ impl HarborTasks {
             (None, _) => by_share(found, SHARE),
         };
         let measured = matches!(config.held_out, Some(HeldOutTasks::Share(1.0)));
-        if held_out.is_empty() || (train.is_empty() && !measured) {
+        // A measurement of tasks that cannot run says why.
+        let told = measured && !self.skipped.is_empty();
+        if (held_out.is_empty() || (train.is_empty() && !measured)) && !told {
             let left_out = self.skipped.len();
             let empty = if held_out.is_empty() {
                 "no task is held out for the evaluation"

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 const OUTPUT_FILE: &str = "test-stdout.txt";
 
 /// Bytes of that file that are read.
-const MAX_OUTPUT_BYTES: u64 = 4 << 20;
+const MAX_OUTPUT_BYTES: u64 = 1 << 20;
 
 /// Characters of it that are kept.
 const OUTPUT_CHARS: usize = 4000;
