@@ -11,6 +11,7 @@
 //! | `scoring` | `reference`, `teacher` | frozen models |
 //! | `shape` | `model`, `reference`, `teacher` | sizes, for counting memory |
 //! | `env` | `env` | tasks and environments |
+//! | `harbor` | `sandbox` | tasks of a folder of Harbor, for checks |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `listen` | none | TLS of listeners, trusted authorities |
 //! | `live` | `harness` | the gateway for agents that run already |
@@ -48,6 +49,7 @@ mod environments;
 mod expire;
 mod failure;
 mod first_weights;
+mod harbor;
 mod harness;
 mod judge;
 mod judge_settings;
@@ -86,6 +88,7 @@ pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use environments::{ENVIRONMENTS, recipe_of};
 pub use expire::{Expiry, RemovedEpisodes, expire, versions};
+pub use harbor::{harbor_environments, harbor_tasks};
 pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;

@@ -185,7 +185,7 @@ mod schema_tests;
 #[cfg(test)]
 pub(crate) const ALL: sinew_env::Registry = sinew_env::Registry::new(&KINDS);
 #[cfg(test)]
-static KINDS: [&sinew_env::EnvKind; 8] = [
+static KINDS: [&sinew_env::EnvKind; 9] = [
     &sinew_env::chat::KIND,
     &sinew_env::math::KIND,
     &sinew_env::tiny::KIND,
@@ -194,6 +194,7 @@ static KINDS: [&sinew_env::EnvKind; 8] = [
     &sinew_bridge::MCP_KIND,
     &sinew_peers::OPENENV_KIND,
     &sinew_peers::NEMO_KIND,
+    &sinew_harbor::KIND,
 ];
 #[cfg(test)]
 mod tests;

@@ -24,6 +24,7 @@ mod eval;
 mod export;
 mod gc;
 mod gpus;
+mod harbor_check;
 mod init;
 mod judge;
 mod lab;

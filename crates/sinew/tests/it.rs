@@ -46,6 +46,11 @@ mod formats;
 mod gate;
 #[path = "it/gpu.rs"]
 mod gpu;
+#[path = "it/harbor.rs"]
+mod harbor;
+#[cfg(feature = "container")]
+#[path = "it/harbor_containers.rs"]
+mod harbor_containers;
 #[path = "it/images.rs"]
 mod images;
 #[path = "it/input.rs"]

@@ -13,6 +13,8 @@ mod container;
 pub mod egress;
 mod error;
 mod image;
+#[cfg(feature = "container")]
+mod machines;
 #[cfg(feature = "microvm")]
 mod microvm;
 mod process;
@@ -21,6 +23,7 @@ mod volumes;
 #[cfg(feature = "wasm")]
 mod wasm;
 
+use sinew_env::Machines;
 use sinew_image::ImageConfig;
 use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{Limits, SandboxProvider, SandboxSpec, WritableRoot};
@@ -115,6 +118,23 @@ pub fn writable_root(config: &ImageConfig, bytes: u64) -> WritableRoot {
 pub fn containers(section: &SandboxPlan, shows: Vec<(PathBuf, PathBuf)>) -> Provider {
     #[cfg(feature = "container")]
     return container::unpooled(section, shows);
+    #[cfg(not(feature = "container"))]
+    {
+        drop(shows);
+        Err(missing(section.level))
+    }
+}
+
+/// Machines at the level `container`, which see these folders of the host, read-only.
+///
+/// # Errors
+/// If a volume of the recipe cannot be shown, or this program was built without the level.
+pub fn machines(
+    section: &SandboxPlan,
+    shows: Vec<(PathBuf, PathBuf)>,
+) -> Result<Arc<dyn Machines>, LevelError> {
+    #[cfg(feature = "container")]
+    return machines::machines(section, shows);
     #[cfg(not(feature = "container"))]
     {
         drop(shows);
