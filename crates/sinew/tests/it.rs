@@ -46,6 +46,8 @@ mod formats;
 mod gate;
 #[path = "it/gpu.rs"]
 mod gpu;
+#[path = "it/harbor_tasks.rs"]
+mod harbor_tasks;
 #[path = "it/images.rs"]
 mod images;
 #[path = "it/input.rs"]
