@@ -51,6 +51,8 @@ mod harbor;
 #[cfg(feature = "container")]
 #[path = "it/harbor_containers.rs"]
 mod harbor_containers;
+#[path = "it/harbor_tasks.rs"]
+mod harbor_tasks;
 #[path = "it/images.rs"]
 mod images;
 #[path = "it/input.rs"]
