@@ -5,6 +5,7 @@
 //! recipe are generated from it.
 
 use crate::port::{EnvError, EnvFactory};
+use crate::simulated_user::SimulatedUser;
 use crate::taskset::{Taskset, TasksetError};
 use crate::{chat, math, tiny};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -89,6 +90,8 @@ pub struct Sandboxes {
     pub spec: SandboxSpec,
     /// Images that tasks may name in their column [`IMAGE_COLUMN`], by name. Empty if tasks name none.
     pub images: BTreeMap<String, TaskImage>,
+    /// Simulated user that the code may ask. `None`: the recipe has none.
+    pub user: Option<Arc<dyn SimulatedUser>>,
 }
 
 /// Column of a task with the name of its image.

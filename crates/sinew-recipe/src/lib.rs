@@ -68,6 +68,7 @@ mod train;
 mod trainer;
 mod trust;
 mod typed;
+mod user;
 
 pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};
@@ -106,6 +107,7 @@ pub use trainer::{
     Attention, Checkpointing, Place, ReplayRouting, Sharing, TrainerDtype, TrainerPlan, TrainerType,
 };
 pub use trust::TrustPlan;
+pub use user::UserPlan;
 
 use sinew_algo::AlgorithmConfig;
 use std::collections::BTreeMap;
@@ -145,6 +147,8 @@ pub struct RunPlan {
     pub reward: Option<RewardSection>,
     /// Judges, by the names that `reward` uses.
     pub judges: BTreeMap<String, JudgePlan>,
+    /// The model that plays a simulated user.
+    pub user: Option<UserPlan>,
     /// Size of a batch, limits and sampling of its episodes.
     pub rollout: RolloutPlan,
     /// The algorithm's keys as written; [`RunPlan::algorithm`] builds the algorithm.

@@ -344,6 +344,7 @@ fn sandboxes() -> Result<Sandboxes, BenchError> {
         provider: crate::programs::sandboxes(SANDBOXES)?,
         spec: SandboxSpec::default(),
         images: BTreeMap::new(),
+        user: None,
     })
 }
 
