@@ -129,7 +129,7 @@ fn request(id: u64, max_tokens: u32) -> GenerateRequest {
         seed: id,
         ..SamplingParams::default()
     };
-    let prompt = b"hello".iter().map(|b| TokenId::from(*b)).collect();
+    let prompt: Vec<TokenId> = b"hello".iter().map(|b| TokenId::from(*b)).collect();
     GenerateRequest::new(RequestId(id), prompt, sampling)
 }
 
