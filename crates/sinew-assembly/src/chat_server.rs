@@ -1,8 +1,8 @@
 //! Models behind servers that take messages and answer with text: they are measured, and never trained on.
 //!
 //! What is said is stored as bytes, the tokens of [`sinew_render::byte_renderer`], so limits of an episode
-//! are widened here. The limit of a turn holds at the server, in its own tokens. The tokens that it counts are
-//! kept in the folder of the measurement, over all sessions.
+//! are widened here. The limit of a turn holds at the server, in its own tokens. The tokens that it counts
+//! are kept in the folder of the measurement, over all sessions.
 
 use crate::failure::Failure;
 use crate::servers::{READY_WITHIN, config};
@@ -198,8 +198,14 @@ mod tests {
             calls: vec![call("{\"a\": 1}"), call("{\"a\": ")],
         };
         let text = said(&called);
-        assert!(text.starts_with("So\n<tool_call>\n{\"name\": \"add\", "), "{text}");
-        assert!(text.ends_with("\"arguments\": {\"a\": }\n</tool_call>"), "{text}");
+        assert!(
+            text.starts_with("So\n<tool_call>\n{\"name\": \"add\", "),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("\"arguments\": {\"a\": }\n</tool_call>"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -233,6 +239,9 @@ mod tests {
             ..RolloutPlan::default()
         };
         let wide = in_bytes(&rollout);
-        assert_eq!((wide.max_turn_tokens, wide.max_context_tokens), (128, u32::MAX));
+        assert_eq!(
+            (wide.max_turn_tokens, wide.max_context_tokens),
+            (128, u32::MAX)
+        );
     }
 }

@@ -8,7 +8,8 @@ use sinew_judge::{
     View,
 };
 use sinew_recipe::{
-    JudgeFormat, JudgeMode, JudgePlan, JudgeView, RewardServerPlan, RubricItem, RubricSource, UserPlan,
+    JudgeFormat, JudgeMode, JudgePlan, JudgeView, RewardServerPlan, RubricItem, RubricSource,
+    UserPlan,
 };
 use std::time::Duration;
 

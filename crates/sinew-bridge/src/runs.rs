@@ -1,5 +1,6 @@
-//! Help of the host for code in workers: code of a model runs each time in a fresh sandbox, which shows nothing
-//! of the worker, the user's folder or the packages of the interpreter, and a simulated user is asked.
+//! Help of the host for code in workers: code of a model runs each time in a fresh sandbox, which shows
+//! nothing of the worker, the user's folder or the packages of the interpreter, and a simulated user is
+//! asked.
 
 use crate::code::PythonCode;
 use crate::error::{ProtocolError, StartError};
@@ -66,10 +67,18 @@ impl HostHelp {
 
     /// The next message of the user, within `limit`.
     async fn ask(&self, question: UserQuestion, limit: Duration) -> Result<Value, String> {
-        let user = self.user.as_ref().ok_or_else(|| UserError::Missing.to_string())?;
+        let user = self
+            .user
+            .as_ref()
+            .ok_or_else(|| UserError::Missing.to_string())?;
         let said = user.say(&question.messages, question.seed);
         let said = tokio::time::timeout(limit, said).await;
-        let late = |_| format!("the simulated user said nothing within {} s", limit.as_secs_f64());
+        let late = |_| {
+            format!(
+                "the simulated user said nothing within {} s",
+                limit.as_secs_f64()
+            )
+        };
         let text = said.map_err(late)?.map_err(|e| e.to_string())?;
         Ok(json!({ "text": text }))
     }

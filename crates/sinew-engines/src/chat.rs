@@ -1,9 +1,9 @@
 //! Any server with `/v1/chat/completions`: for evaluation only.
 //!
 //! Such a server takes messages and answers with text and calls; it reports neither token ids nor
-//! log-probabilities of what it read. A [`ChatCodec`] reads the messages out of a request's ids and makes ids of
-//! the answer, so its fidelity is [`Fidelity::Evaluation`]. The limit of an answer is in the server's own
-//! tokens and fixed with the client: the ids of a request are others.
+//! log-probabilities of what it read. A [`ChatCodec`] reads the messages out of a request's ids and makes
+//! ids of the answer, so its fidelity is [`Fidelity::Evaluation`]. The limit of an answer is in the server's
+//! own tokens and fixed with the client: the ids of a request are others.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, Backend, Probe, Weights};
@@ -31,7 +31,11 @@ const LIMIT: &str = "max_tokens";
 /// Its name at servers that refuse `max_tokens`.
 const NEWER_LIMIT: &str = "max_completion_tokens";
 /// Words of servers about a conversation that is longer than their context.
-const TOO_LONG: [&str; 3] = ["context_length_exceeded", "context length", "maximum context"];
+const TOO_LONG: [&str; 3] = [
+    "context_length_exceeded",
+    "context length",
+    "maximum context",
+];
 
 /// A conversation that waits for the model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -225,7 +229,11 @@ impl ChatBackend {
     ) -> Result<(Completion, usize), AttemptError> {
         let body = self.body(sampling, context, model, limit);
         let bytes = body.to_string().len();
-        let answer = self.server.http.compute(PATH, &body, MAX_ANSWER_BYTES).await?;
+        let answer = self
+            .server
+            .http
+            .compute(PATH, &body, MAX_ANSWER_BYTES)
+            .await?;
         Ok((answer, bytes))
     }
 

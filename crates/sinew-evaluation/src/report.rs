@@ -319,7 +319,9 @@ fn facts(result: &BenchResult) -> Vec<String> {
     ));
     lines.extend(served(f));
     if let Some(user) = &f.user {
-        let cost = user.cost.map_or(String::new(), |c| format!("; cost {c:.4}"));
+        let cost = user
+            .cost
+            .map_or(String::new(), |c| format!("; cost {c:.4}"));
         lines.push(format!(
             "simulated user {}: {} answers, {} tokens of questions, {} of answers{cost}",
             user.model, user.calls, user.prompt, user.sampled

@@ -57,8 +57,8 @@ impl Bench {
         Ok(judge)
     }
 
-    /// The simulated user, which `make` makes where it is first asked for. The environments of a mixture share
-    /// it, so that its budget counts once.
+    /// The simulated user, which `make` makes where it is first asked for. The environments of a mixture
+    /// share it, so that its budget counts once.
     ///
     /// # Errors
     /// Those of `make`.

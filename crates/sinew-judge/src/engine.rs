@@ -62,7 +62,10 @@ impl EngineChat {
         let lasting = |e: &dyn fmt::Display| ChatError::Lasting(format!("{}: {e}", self.name));
         let prompt = self.renderer.render_prompt(&request.messages, &[]);
         let prompt = prompt.map_err(|e| lasting(&e))?;
-        let schema = request.schema.as_ref().filter(|_| self.engine.holds_formats());
+        let schema = request
+            .schema
+            .as_ref()
+            .filter(|_| self.engine.holds_formats());
         let format = schema.map(|schema| {
             let schema = schema.to_string();
             Arc::new(Format::new(Grammar::JsonSchema { schema }))

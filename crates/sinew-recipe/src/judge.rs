@@ -304,8 +304,8 @@ impl JudgePlan {
     }
 }
 
-/// Adds the rules of a run's limits of a table's calls and tokens, and of its cost with its price. A cost limit
-/// needs a price above 0 for questions or for answers, since it would otherwise never be reached.
+/// Adds the rules of a run's limits of a table's calls and tokens, and of its cost with its price. A cost
+/// limit needs a price above 0 for questions or for answers, since it would otherwise never be reached.
 pub(crate) fn budget_rules(
     rules: &mut Rules,
     table: &str,

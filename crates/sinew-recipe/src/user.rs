@@ -9,7 +9,8 @@ use crate::section::section;
 section! {
     /// A second model that plays the user in environments in Python: `sinew.ask_user` asks it.
     UserKeys => UserPlan, "user" {
-        /// The model: its name at `url`. Without `url` a model that runs in this process, as of `model.source`.
+        /// The model: its name at `url`. Without `url` a model that runs in this process, as of
+        /// `model.source`.
         model: String;
         /// Address of a server with the chat-completions protocol, such as `https://api.openai.com/v1`.
         url: String;
@@ -41,7 +42,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let Some(user) = &plan.user else { return };
     let worlds = plan.worlds();
     let python = worlds.iter().any(|w| w.env.kind_name() == "python");
-    let reason = "has an effect with env.type = \"python\" only, whose classes ask the user; remove it";
+    let reason =
+        "has an effect with env.type = \"python\" only, whose classes ask the user; remove it";
     rules.custom("user", "{ ... }", reason.into(), python);
     user.ranges(rules);
     rules.allowed(

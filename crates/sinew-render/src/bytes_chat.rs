@@ -93,14 +93,12 @@ pub fn byte_turn(content: &str, calls: &[ParsedCall]) -> String {
     }
 }
 
-/// Reads a context of [`byte_renderer`] back: its messages and tools. Calls and their results get ids by their
-/// order, and calls without a result are left out.
+/// Reads a context of [`byte_renderer`] back: its messages and tools. Calls and their results get ids by
+/// their order, and calls without a result are left out.
 ///
 /// # Errors
 /// [`RenderError::Message`] if the ids are not of such a conversation that waits for the model's turn.
-pub fn byte_conversation(
-    ids: &[TokenId],
-) -> Result<(Vec<Message>, Vec<ToolSpec>), RenderError> {
+pub fn byte_conversation(ids: &[TokenId]) -> Result<(Vec<Message>, Vec<ToolSpec>), RenderError> {
     let mut frames = frames(ids)?;
     let mut tools = Vec::new();
     if let Some((role, text)) = frames.first_mut()
@@ -112,7 +110,10 @@ pub fn byte_conversation(
     }
     if tools.is_empty() {
         let plain = |(role, text): (String, String)| Ok(Message::new(role_of(&role)?, text));
-        return Ok((frames.into_iter().map(plain).collect::<Result<_, _>>()?, tools));
+        return Ok((
+            frames.into_iter().map(plain).collect::<Result<_, _>>()?,
+            tools,
+        ));
     }
     // The template begins such a conversation with a message of its own, if there is no other.
     if frames.first().is_some_and(|(_, text)| text.is_empty()) {
@@ -195,7 +196,10 @@ fn frames(ids: &[TokenId]) -> Result<Vec<(String, String)>, RenderError> {
             Some(end) => (&part[..end], true),
             None => (part, false),
         };
-        let bytes: Vec<u8> = body.iter().map(|id| u8::try_from(*id).unwrap_or(b'?')).collect();
+        let bytes: Vec<u8> = body
+            .iter()
+            .map(|id| u8::try_from(*id).unwrap_or(b'?'))
+            .collect();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let (role, content) = text.split_once('\n').unwrap_or((&text, ""));
         waits = !closed && role == "assistant" && content.is_empty();
@@ -281,8 +285,10 @@ mod tests {
     fn calls_and_results_get_the_same_ids() {
         let renderer = byte_renderer().unwrap();
         for system in [Some("Policy."), None] {
-            let mut asked: Vec<Message> =
-                system.map(|text| Message::new(Role::System, text)).into_iter().collect();
+            let mut asked: Vec<Message> = system
+                .map(|text| Message::new(Role::System, text))
+                .into_iter()
+                .collect();
             asked.push(Message::new(Role::User, "1 and 2"));
             let mut ids = renderer.render_prompt(&asked, &[tool()]).unwrap();
             let call = |a: i64| {
@@ -305,7 +311,9 @@ mod tests {
             let calls: Vec<&str> = said.tool_calls.iter().map(|c| c.id.as_str()).collect();
             assert_eq!(calls, ["call-1", "call-2"]);
             let results = read[asked.len() + 1..].iter();
-            let results: Vec<_> = results.map(|m| m.tool_call_id.as_deref().unwrap()).collect();
+            let results: Vec<_> = results
+                .map(|m| m.tool_call_id.as_deref().unwrap())
+                .collect();
             assert_eq!(results, calls);
         }
     }

@@ -79,15 +79,24 @@ async fn a_conversation_is_held_with_the_user() {
     let mut env = factory.create(&task(json!({}))).unwrap();
     let begun = env.reset().await.unwrap();
     let shown = begun.messages.last().unwrap();
-    assert_eq!((shown.role, shown.content.text().as_ref()), (Role::User, "Two teas, please. ☕"));
+    assert_eq!(
+        (shown.role, shown.content.text().as_ref()),
+        (Role::User, "Two teas, please. ☕")
+    );
     let step = env.step(Action::say("Here they are.")).await.unwrap();
     assert!(step.done && step.outcome.unwrap().success);
     env.close().await.unwrap();
     let heard = user.heard.lock().unwrap();
     let (last, seed) = &heard[1];
     let roles: Vec<Role> = last.iter().map(|m| m.role).collect();
-    assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::User]);
-    assert_eq!((last[3].content.text().as_ref(), *seed), ("Here they are.", 4));
+    assert_eq!(
+        roles,
+        [Role::System, Role::User, Role::Assistant, Role::User]
+    );
+    assert_eq!(
+        (last[3].content.text().as_ref(), *seed),
+        ("Here they are.", 4)
+    );
 }
 
 #[tokio::test]

@@ -42,7 +42,10 @@ impl ChatCodec for Bytes {
     }
 
     fn write(&self, reply: &ChatReply) -> Vec<TokenId> {
-        let calls = reply.calls.iter().map(|c| format!("[{} {}]", c.name, c.arguments));
+        let calls = reply
+            .calls
+            .iter()
+            .map(|c| format!("[{} {}]", c.name, c.arguments));
         let text = reply.content.clone() + &calls.collect::<String>();
         text.bytes().map(TokenId::from).collect()
     }
@@ -141,14 +144,24 @@ fn text(ids: &[TokenId]) -> String {
 fn messages_tools_and_limits_are_sent_and_tokens_counted() {
     let url = server(Box::new(|_, body| {
         assert_eq!(body["model"], "named");
-        assert_eq!(body["messages"][0], json!({"role": "user", "content": "hello"}));
+        assert_eq!(
+            body["messages"][0],
+            json!({"role": "user", "content": "hello"})
+        );
         let call = &body["messages"][1]["tool_calls"][0];
-        assert_eq!((&call["id"], &call["type"]), (&json!("call-1"), &json!("function")));
+        assert_eq!(
+            (&call["id"], &call["type"]),
+            (&json!("call-1"), &json!("function"))
+        );
         assert_eq!(call["function"]["arguments"], "{\"a\":1}");
         assert_eq!(body["messages"][2]["tool_call_id"], "call-1");
         assert_eq!(body["tools"][0]["function"]["name"], "add");
-        assert_eq!((&body["max_tokens"], &body["top_p"]), (&json!(64), &json!(0.75)));
-        let call = json!({"id": "x", "type": "function", "function": {"name": "add", "arguments": "{}"}});
+        assert_eq!(
+            (&body["max_tokens"], &body["top_p"]),
+            (&json!(64), &json!(0.75))
+        );
+        let call =
+            json!({"id": "x", "type": "function", "function": {"name": "add", "arguments": "{}"}});
         said(json!({"content": null, "tool_calls": [call]}), "tool_calls")
     }));
     let (engine, counts) = engine(url, Some("named"));
@@ -156,7 +169,10 @@ fn messages_tools_and_limits_are_sent_and_tokens_counted() {
     let outcome = submit(&engine, request(1, 1000)).outcome();
     let ids = outcome.ids();
     assert_eq!(outcome.reason(), &FinishReason::StopId { id: STOP });
-    assert_eq!((text(&ids[..ids.len() - 1]).as_str(), ids.last()), ("[add {}]", Some(&STOP)));
+    assert_eq!(
+        (text(&ids[..ids.len() - 1]).as_str(), ids.last()),
+        ("[add {}]", Some(&STOP))
+    );
     let usage = ChatUsage {
         prompt: 20,
         sampled: 3,
@@ -175,17 +191,29 @@ fn answers_are_cut_by_the_server_the_context_or_the_room() {
         }
         _ => {
             assert_eq!(body["model"], "first");
-            (200, json!({"choices": [{"message": {"content": "eleven"}, "finish_reason": "stop"}]}))
+            (
+                200,
+                json!({"choices": [{"message": {"content": "eleven"}, "finish_reason": "stop"}]}),
+            )
         }
     }));
     let (engine, counts) = engine(url, None);
     let cut = submit(&engine, request(1, 1000)).outcome();
     // The server's limit is not that of the request.
-    assert_eq!((text(&cut.ids()).as_str(), cut.reason()), ("seven", &FinishReason::ContextFull));
+    assert_eq!(
+        (text(&cut.ids()).as_str(), cut.reason()),
+        ("seven", &FinishReason::ContextFull)
+    );
     let full = submit(&engine, request(2, 1000)).outcome();
-    assert_eq!((full.ids().len(), full.reason()), (0, &FinishReason::ContextFull));
+    assert_eq!(
+        (full.ids().len(), full.reason()),
+        (0, &FinishReason::ContextFull)
+    );
     let room = submit(&engine, request(3, 4)).outcome();
-    assert_eq!((text(&room.ids()).as_str(), room.reason()), ("elev", &FinishReason::Length));
+    assert_eq!(
+        (text(&room.ids()).as_str(), room.reason()),
+        ("elev", &FinishReason::Length)
+    );
     let counts = counts.lock().unwrap();
     assert_eq!(counts.len(), 2);
     // A server without counts: bytes of the question and of the answer.
@@ -197,7 +225,8 @@ fn the_newer_name_of_the_limit_is_learned_once() {
     let url = server(Box::new(|number, body| {
         if body.get("max_tokens").is_some() {
             assert_eq!(number, 0);
-            let message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.";
+            let message =
+                "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.";
             return (400, json!({"error": {"message": message}}));
         }
         assert_eq!(body["max_completion_tokens"], 64);

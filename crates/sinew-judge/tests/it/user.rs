@@ -52,7 +52,10 @@ async fn silence_a_wrong_key_and_a_spent_budget_are_no_answers() {
     let silent = Scripted::new(|_, _| Ok(" ".to_owned()));
     let refused = user(&silent, Limits::default(), Ledger::in_memory());
     let error = refused.say(&asked(), 0).await.unwrap_err();
-    assert_eq!(error, UserError::Failed("the answer has no text (asked 2 times)".into()));
+    assert_eq!(
+        error,
+        UserError::Failed("the answer has no text (asked 2 times)".into())
+    );
     let wrong = Scripted::new(|_, _| Err(ChatError::Lasting("wrong key".into())));
     let refused = user(&wrong, Limits::default(), Ledger::in_memory());
     let error = refused.say(&asked(), 0).await.unwrap_err().to_string();
@@ -65,7 +68,10 @@ async fn silence_a_wrong_key_and_a_spent_budget_are_no_answers() {
     let bounded = user(&good, limits, Ledger::in_memory());
     assert!(bounded.say(&asked(), 0).await.is_ok());
     let error = bounded.say(&asked(), 0).await.unwrap_err().to_string();
-    assert!(error.contains("the budget is spent: max_calls = 1"), "{error}");
+    assert!(
+        error.contains("the budget is spent: max_calls = 1"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
