@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The interpreter of a set of packages; `None`: it was not installed.
-fn interpreter(set: &str) -> Option<PathBuf> {
+pub(crate) fn interpreter(set: &str) -> Option<PathBuf> {
     let python = root().join(format!(".cache/venv-{set}/bin/python3"));
     python.is_file().then_some(python)
 }
@@ -257,8 +257,16 @@ fn wrong_options_of_benchmarks_are_named() {
             "there is no such benchmark; allowed: gsm8k, math",
         ),
         (
-            &["--bench", "gsm8k", "--model", "http://127.0.0.1:1"][..],
+            &["--bench", "gsm8k", "--model", "vllm+http://127.0.0.1:1"][..],
             "--tokenizer is missing",
+        ),
+        (
+            &["--bench", "gsm8k", "--model", "m", "--user", "u"][..],
+            "--user: has an effect with benchmarks that have a user only",
+        ),
+        (
+            &["--bench", "tau2-airline", "--model", "m"][..],
+            "--user is missing",
         ),
         (
             &["--bench", "gsm8k", "--model", "m", "--tokenizer", "t"][..],
