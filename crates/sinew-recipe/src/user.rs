@@ -67,3 +67,51 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         (user.max_cost, user.price),
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{ALL, RunPlan};
+    use std::path::Path;
+
+    fn parse(env: &str, user: &str) -> Result<RunPlan, String> {
+        let text = format!("model = \"m\"\n{env}\n[user]\n{user}\n");
+        RunPlan::parse(Path::new("r.toml"), &text, ALL).map_err(|e| e.to_string())
+    }
+
+    const PYTHON: &str = "env = { type = \"python\", module = \"e.py:E\" }";
+
+    #[test]
+    fn a_user_gets_its_defaults_and_survives_the_effective_recipe() {
+        let plan = parse(PYTHON, "model = \"u\"\nurl = \"http://h:1/v1\"").unwrap();
+        let user = plan.user.as_ref().unwrap();
+        assert_eq!((user.temperature, user.max_tokens), (0.0, 512));
+        let text = toml::to_string(&plan).unwrap();
+        assert!(!text.contains("price"), "{text}");
+        assert_eq!(
+            RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap(),
+            plan
+        );
+    }
+
+    #[test]
+    fn a_user_that_cannot_answer_is_refused() {
+        let tiny = "env = { type = \"tool_math\" }";
+        for (env, user, expected) in [
+            (tiny, "model = \"u\"", "env.type = \"python\" only"),
+            (PYTHON, "temperature = 0.5", "user.model"),
+            (PYTHON, "model = \"u\"\nkey_env = \"K\"", "without url"),
+            (PYTHON, "model = \"u\"\nurl = \"h:1\"", "begins with http"),
+            (PYTHON, "model = \"u\"\nmax_cost = 1.0", "max_cost needs it"),
+            (
+                PYTHON,
+                "model = \"u\"\nprice = [1.0, 1.0]",
+                "without max_cost",
+            ),
+            (PYTHON, "model = \"u\"\nmax_tokens = 1", "16 to 131072"),
+            (PYTHON, "model = \"u\"\ntimeout_s = 0.0", "seconds above 0"),
+        ] {
+            let e = parse(env, user).unwrap_err();
+            assert!(e.contains(expected), "{user}: {e}");
+        }
+    }
+}
