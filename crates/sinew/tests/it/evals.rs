@@ -143,6 +143,16 @@ fn runs_are_compared_by_their_last_measurement() {
     let mut command = sinew();
     command.arg("train").arg(&recipe).arg("--run-dir").arg(&run);
     run_ok(&mut command);
+    // It says itself what it gained, sampled and greedy.
+    let evals = fs::read_to_string(run.join("evals.jsonl")).unwrap();
+    let after: Value = serde_json::from_str(evals.lines().last().unwrap()).unwrap();
+    for set in ["sampled", "greedy"] {
+        let gain = &after["gain"][set];
+        assert!(
+            gain["difference"].is_number() && gain["low"].is_number(),
+            "{after}"
+        );
+    }
     let mut command = sinew();
     command.arg("eval").arg(&recipe).arg("--model").arg(&run);
     run_ok(command.arg("--run-dir").arg(&eval));
