@@ -468,6 +468,8 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
         let mut sandboxes = with_machines(recipe, sandboxes)?;
         let timed = TimedProvider::new(sandboxes.provider, Arc::clone(&sandbox_wait));
         sandboxes.provider = Arc::new(timed);
+        // Episodes that are scored apart are played with their user all the same.
+        sandboxes.user = judge::user(recipe, bench.unwrap_or(&Bench::default()))?;
         Some(sandboxes)
     } else {
         None

@@ -16,6 +16,7 @@
 //! | `listen` | none | TLS of listeners, trusted authorities |
 //! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
+//! | `chat_server` | `rollout` | servers that only chat, for measurements |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
 //! | `tinker` | `trainer`, `engine` | training and sampling at a Tinker service |
@@ -41,6 +42,7 @@
 
 mod adapter;
 mod admission;
+mod chat_server;
 pub mod collection;
 mod device;
 mod engine;
@@ -83,6 +85,7 @@ mod token;
 mod torch;
 
 pub use adapter::AdapterFolder;
+pub use chat_server::{ChatServers, ServedUsage, served_usage};
 pub use collection::{CollectOptions, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
@@ -95,7 +98,8 @@ pub use learner::train_worker;
 pub use listen::{CertificateFiles, TlsArgs, host_certificate, trust_authorities};
 pub use live::ServeAt;
 pub use measure::{
-    MeasureOptions, Measurement, dataset_files, measure, measurement, spread, trained_prompts,
+    MeasureOptions, MeasuredServers, Measurement, dataset_files, measure, measurement, spread,
+    trained_prompts,
 };
 pub use model::{
     chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,

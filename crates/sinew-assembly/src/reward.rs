@@ -64,6 +64,7 @@ pub(crate) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
         spec: sandbox_spec(section)?,
         images: BTreeMap::new(),
         machines: None,
+        user: None,
     })
 }
 

@@ -21,6 +21,7 @@ pub mod registry;
 mod reward;
 mod rewarded;
 mod rng;
+mod simulated_user;
 mod taskset;
 pub mod tiny;
 pub mod turn;
@@ -42,5 +43,6 @@ pub use reward::{
 };
 pub use rewarded::{Rewarded, trial};
 pub use rng::{Rng, hash64};
+pub use simulated_user::{SimulatedUser, UserError};
 pub use taskset::{NoTasks, Split, Taskset, TasksetError};
 pub use user_message::UserMessageEnvs;

@@ -6,6 +6,7 @@
 
 use crate::machine::Machines;
 use crate::port::{EnvError, EnvFactory};
+use crate::simulated_user::SimulatedUser;
 use crate::taskset::{Taskset, TasksetError};
 use crate::{chat, math, tiny};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -92,6 +93,8 @@ pub struct Sandboxes {
     pub images: BTreeMap<String, TaskImage>,
     /// Machines with writable roots, at the level `container`.
     pub machines: Option<Arc<dyn Machines>>,
+    /// Simulated user that the code may ask. `None`: the recipe has none.
+    pub user: Option<Arc<dyn SimulatedUser>>,
 }
 
 /// Facts about the sandboxes of a recipe, on which the choice of tasks may depend.

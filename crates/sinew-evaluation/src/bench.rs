@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use toml::{Table, Value};
 
 /// Names and definitions, in the order of listings.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 15] = [
     ("gsm8k", include_str!("../benches/gsm8k.toml")),
     ("math", include_str!("../benches/math.toml")),
     ("mbpp", include_str!("../benches/mbpp.toml")),
@@ -21,6 +21,14 @@ const FILES: [(&str, &str); 13] = [
     ("tau2-airline", include_str!("../benches/tau2-airline.toml")),
     ("tau2-retail", include_str!("../benches/tau2-retail.toml")),
     (
+        "tau2-airline-solo",
+        include_str!("../benches/tau2-airline-solo.toml"),
+    ),
+    (
+        "tau2-retail-solo",
+        include_str!("../benches/tau2-retail-solo.toml"),
+    ),
+    (
         "reasoning-gym",
         include_str!("../benches/reasoning-gym.toml"),
     ),
@@ -28,7 +36,20 @@ const FILES: [(&str, &str); 13] = [
 ];
 
 /// Names that stand for several benchmarks.
-const GROUPS: [(&str, &[&str]); 1] = [("tau2", &["tau2-airline", "tau2-retail"])];
+const GROUPS: [(&str, &[&str]); 2] = [
+    ("tau2", &["tau2-airline", "tau2-retail"]),
+    ("tau2-solo", &["tau2-airline-solo", "tau2-retail-solo"]),
+];
+
+/// Shape of the model in the recipe of servers that only chat: none of it is used but its tokens, which are
+/// bytes.
+const BYTES: [(&str, i64); 5] = [
+    ("d_model", 64),
+    ("layers", 2),
+    ("heads", 4),
+    ("kv_heads", 2),
+    ("d_ff", 128),
+];
 
 /// KV capacity of the embedded engine, in tokens, unless two contexts need more.
 const KV_TOKENS: u32 = 32_768;
@@ -56,6 +77,15 @@ pub enum BenchError {
         bench: String,
         /// Reason in words.
         why: &'static str,
+    },
+    /// A benchmark has a user that nobody plays.
+    #[error(
+        "--user is missing: a model plays the user of --bench {bench}\n  hint: --user NAME --user-url URL for a server, or \
+         --user MODEL for a model that is loaded here"
+    )]
+    NoUser {
+        /// Name of the benchmark.
+        bench: String,
     },
     /// The definition cannot be read or written.
     #[error("benchmark {name}: {reason}")]
@@ -90,17 +120,33 @@ pub struct Bench {
     pub columns: std::collections::BTreeMap<String, String>,
     /// Python packages that the interpreter needs.
     pub packages: Option<String>,
+    /// A model plays its user.
+    #[serde(default)]
+    pub user: bool,
     /// The evaluation of another project that scores should agree with, and how it differs.
     pub reference: String,
     /// The recipe without model, rows and measurement.
     pub recipe: Table,
 }
 
+/// The model that plays a simulated user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SetupUser {
+    /// Its name at `url`, else a source as in a recipe.
+    pub model: String,
+    /// Address of a server with the chat-completions protocol.
+    pub url: Option<String>,
+    /// Environment variable with the server's key.
+    pub key_env: Option<String>,
+}
+
 /// Settings of one measurement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Setup {
-    /// Source of the model, as in a recipe.
-    pub model: String,
+    /// Source of the model, as in a recipe; `None`: it is behind servers that only chat.
+    pub model: Option<String>,
+    /// The simulated user, for benchmarks that have one.
+    pub user: Option<SetupUser>,
     /// Seed of tasks that are made, and of the samples.
     pub seed: u64,
     /// File with the prepared rows, of a benchmark that has rows.
@@ -177,7 +223,10 @@ impl Bench {
         let mut recipe = self.recipe.clone();
         recipe.insert("name".into(), format!("{}-eval", self.folder()).into());
         recipe.insert("seed".into(), integer(setup.seed));
-        recipe.insert("model".into(), setup.model.clone().into());
+        recipe.insert("model".into(), model(setup.model.as_deref()));
+        if self.user {
+            recipe.insert("user".into(), self.user_table(setup)?);
+        }
         if let Some(rows) = &setup.rows {
             let tasks = table(&mut recipe, "tasks");
             tasks.insert("source".into(), rows.display().to_string().into());
@@ -211,6 +260,22 @@ impl Bench {
         })
     }
 
+    /// The table `user` of the recipe.
+    fn user_table(&self, setup: &Setup) -> Result<Value, BenchError> {
+        let missing = || BenchError::NoUser {
+            bench: self.name.clone(),
+        };
+        let user = setup.user.as_ref().ok_or_else(missing)?;
+        let mut table = Table::new();
+        table.insert("model".into(), user.model.clone().into());
+        for (key, value) in [("url", &user.url), ("key_env", &user.key_env)] {
+            if let Some(value) = value {
+                table.insert(key.into(), value.clone().into());
+            }
+        }
+        Ok(Value::Table(table))
+    }
+
     /// Names the interpreter of an environment in Python, else that of the reward.
     fn interpreter(&self, recipe: &mut Table, python: &str) -> Result<(), BenchError> {
         let env = recipe.get_mut("env").and_then(Value::as_table_mut);
@@ -231,6 +296,17 @@ impl Bench {
             }),
         }
     }
+}
+
+/// The key `model` of the recipe.
+fn model(source: Option<&str>) -> Value {
+    if let Some(source) = source {
+        return source.into();
+    }
+    let shape = BYTES.map(|(key, value)| (key.to_owned(), Value::Integer(value)));
+    let mut table = Table::from_iter(shape);
+    table.insert("type".into(), "scratch".into());
+    Value::Table(table)
 }
 
 /// Sets the limits of episodes; gives the maximum tokens of their context.
@@ -315,7 +391,7 @@ mod tests {
     fn a_recipe_has_model_rows_limits_and_measurement() {
         let bench = Bench::named("gsm8k").unwrap().remove(0);
         let setup = Setup {
-            model: "hf:a/b".into(),
+            model: Some("hf:a/b".into()),
             seed: 7,
             rows: Some("run/rows.jsonl".into()),
             max_tokens: Some(8000),
@@ -365,6 +441,30 @@ mod tests {
             error.contains("--python: has no effect with --bench gsm8k"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_user_and_a_server_without_a_tokenizer_have_their_tables() {
+        let bench = Bench::named("tau2").unwrap().remove(0);
+        let error = bench.recipe(&Setup::default()).unwrap_err().to_string();
+        assert!(error.starts_with("--user is missing"), "{error}");
+        let setup = Setup {
+            user: Some(SetupUser {
+                model: "u".into(),
+                url: Some("http://h/v1".into()),
+                key_env: None,
+            }),
+            ..Setup::default()
+        };
+        let recipe: Table = bench.recipe(&setup).unwrap().parse().unwrap();
+        assert_eq!(recipe["user"]["url"].as_str(), Some("http://h/v1"));
+        assert_eq!(recipe["model"]["type"].as_str(), Some("scratch"));
+        assert_eq!(recipe["env"]["options"]["user"].as_bool(), Some(true));
+        // Benchmarks without a user have no such table.
+        for bench in Bench::named("tau2-solo").unwrap() {
+            let recipe: Table = bench.recipe(&setup).unwrap().parse().unwrap();
+            assert!(recipe.get("user").is_none(), "{}", bench.name);
+        }
     }
 
     #[test]

@@ -69,6 +69,7 @@ mod trainer;
 mod trust;
 mod typed;
 mod urls;
+mod user;
 
 pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};
@@ -108,6 +109,7 @@ pub use trainer::{
 };
 pub use trust::TrustPlan;
 pub use urls::Urls;
+pub use user::UserPlan;
 
 use sinew_algo::AlgorithmConfig;
 use std::collections::BTreeMap;
@@ -147,6 +149,8 @@ pub struct RunPlan {
     pub reward: Option<RewardSection>,
     /// Judges, by the names that `reward` uses.
     pub judges: BTreeMap<String, JudgePlan>,
+    /// The model that plays a simulated user.
+    pub user: Option<UserPlan>,
     /// Size of a batch, limits and sampling of its episodes.
     pub rollout: RolloutPlan,
     /// The algorithm's keys as written; [`RunPlan::algorithm`] builds the algorithm.

@@ -20,6 +20,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::tasks::rules(plan, &mut rules);
     crate::reward::rules(plan, &mut rules);
     crate::judge::rules(plan, &mut rules);
+    crate::user::rules(plan, &mut rules);
     crate::rollout::rules(plan, &mut rules);
     crate::train::rules(plan, &mut rules);
     crate::trainer::rules(plan, &mut rules);

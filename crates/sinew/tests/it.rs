@@ -15,6 +15,8 @@ mod bridges;
 mod calls;
 #[path = "it/chains.rs"]
 mod chains;
+#[path = "it/chat_servers.rs"]
+mod chat_servers;
 #[path = "it/cli_agents.rs"]
 mod cli_agents;
 #[path = "it/collapse.rs"]

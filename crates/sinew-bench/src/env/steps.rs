@@ -345,6 +345,7 @@ fn sandboxes() -> Result<Sandboxes, BenchError> {
         spec: SandboxSpec::default(),
         images: BTreeMap::new(),
         machines: None,
+        user: None,
     })
 }
 

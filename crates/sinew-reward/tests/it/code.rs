@@ -23,6 +23,7 @@ pub(crate) fn made(name: &str, seconds: f64, path: &str) -> Result<Arc<dyn Rewar
             spec: SandboxSpec::default(),
             images: BTreeMap::new(),
             machines: None,
+            user: None,
         }),
         spec: SandboxSpec::default(),
         workers: 1,
