@@ -2,6 +2,7 @@
 //! environment.
 
 use crate::failure::Failure;
+use crate::judge;
 use crate::levels::egress::{recorded, unrecorded};
 use crate::levels::{sandbox_spec, task_images};
 use crate::model::{resolve_env, unresolved};

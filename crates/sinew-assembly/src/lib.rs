@@ -14,6 +14,7 @@
 //! | `harbor` | `sandbox` | tasks of a folder of Harbor, for checks |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `listen` | none | TLS of listeners, trusted authorities |
+//! | `launch` | `launch` | launchers, the supervisor of an owner, owners elsewhere |
 //! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `chat_server` | `rollout` | servers that only chat, for measurements |
@@ -55,6 +56,7 @@ mod harbor;
 mod harness;
 mod judge;
 mod judge_settings;
+mod launch;
 mod learner;
 pub mod levels;
 mod lineage;
@@ -94,6 +96,10 @@ pub use expire::{Expiry, RemovedEpisodes, expire, versions};
 pub use harbor::{harbor_environments, harbor_tasks};
 pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
+pub use launch::{
+    OwnerLaunch, control_address, control_limits, control_token, kubernetes_token_file, launch_on,
+    launch_owner, launched_name, launcher, owner_url, supervise,
+};
 pub use learner::train_worker;
 pub use listen::{CertificateFiles, TlsArgs, host_certificate, trust_authorities};
 pub use live::ServeAt;

@@ -59,9 +59,7 @@ mod vllm;
 
 pub use attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 pub use backend::{AttemptSink, Backend, NamedAdapter, Probe, ServedWeights, Weights};
-pub use chat::{
-    ChatBackend, ChatCall, ChatCodec, ChatContext, ChatReply, ChatUsage, CountUsage,
-};
+pub use chat::{ChatBackend, ChatCall, ChatCodec, ChatContext, ChatReply, ChatUsage, CountUsage};
 pub use check::{LogprobMode, max_new_tokens, refused};
 pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
 pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};

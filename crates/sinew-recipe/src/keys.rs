@@ -3,6 +3,7 @@
 use crate::engine::EngineKeys;
 use crate::eval::EvalKeys;
 use crate::judge::{self, JudgesKeys};
+use crate::launch::LaunchKeys;
 use crate::model::{CriticKeys, ModelOrSource, ScoringModel, model_or_source, scoring_or_source};
 use crate::reward::RewardSection;
 use crate::rollout::RolloutKeys;
@@ -95,6 +96,8 @@ pub(crate) struct RecipeKeys {
     engine: Option<EngineKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     store: Option<StoreKeys>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    launch: Option<LaunchKeys>,
 }
 
 impl RecipeKeys {
@@ -126,6 +129,7 @@ impl RecipeKeys {
             eval: self.eval.unwrap_or_default().resolve(),
             engine: self.engine.unwrap_or_default().resolve(),
             store: self.store.unwrap_or_default().resolve(),
+            launch: self.launch.map(LaunchKeys::resolve),
         }
     }
 
@@ -155,6 +159,7 @@ impl RecipeKeys {
             eval: Some(plan.eval.keys()),
             engine: Some(plan.engine.keys()),
             store: Some(plan.store.keys()),
+            launch: plan.launch.as_ref().map(crate::LaunchPlan::keys),
         };
         keys.leave_out(unused);
         keys
@@ -173,5 +178,6 @@ impl RecipeKeys {
         self.eval.iter_mut().for_each(|t| t.leave_out(unused));
         self.engine.iter_mut().for_each(|t| t.leave_out(unused));
         self.store.iter_mut().for_each(|t| t.leave_out(unused));
+        self.launch.iter_mut().for_each(|t| t.leave_out(unused));
     }
 }

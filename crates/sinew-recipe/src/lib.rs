@@ -47,6 +47,7 @@ mod inputs;
 mod judge;
 mod keys;
 mod late;
+mod launch;
 mod messages;
 mod mixture;
 mod mixture_rules;
@@ -89,6 +90,10 @@ pub use judge::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RubricItem, RubricSource, WeightedItem,
 };
 pub use late::{LateAfter, LateNames, LateSection};
+pub use launch::{
+    AutoscaleSection, KubernetesSection, LaunchOn, LaunchPlan, RaySection, RoleSection,
+    SlurmSection,
+};
 pub use messages::explain;
 pub use mode::TrainMode;
 pub use model::{CriticPlan, ModelSection, ScoringModel, TemplateOptions};
@@ -175,6 +180,8 @@ pub struct RunPlan {
     pub engine: EnginePlan,
     /// The store of traces.
     pub store: StorePlan,
+    /// Roles in processes of their own; `None`: the run is one process.
+    pub launch: Option<LaunchPlan>,
 }
 
 #[cfg(test)]

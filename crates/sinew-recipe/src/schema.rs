@@ -8,8 +8,8 @@
 
 use crate::keys::RecipeKeys;
 use crate::{
-    EnginePlan, EvalPlan, JudgePlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan, TrainPlan,
-    TrustPlan, UserPlan,
+    EnginePlan, EvalPlan, JudgePlan, LaunchPlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan,
+    TrainPlan, TrustPlan, UserPlan,
 };
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
@@ -42,6 +42,7 @@ pub(crate) fn run_schema(registry: Registry) -> Value {
         ("eval", table(EvalPlan::default().keys())),
         ("engine", table(EnginePlan::default().keys())),
         ("store", table(StorePlan::default().keys())),
+        ("launch", table(LaunchPlan::default().keys())),
     ];
     let judge = (
         "judge/additionalProperties",

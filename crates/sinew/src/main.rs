@@ -28,8 +28,10 @@ mod harbor_check;
 mod init;
 mod judge;
 mod lab;
+mod launch;
 mod model_name;
 mod output;
+mod owner_args;
 mod panics;
 mod pool;
 mod queue;
@@ -39,6 +41,7 @@ mod reward;
 mod runs;
 mod sandbox;
 mod sandbox_image;
+mod scale;
 mod serve;
 mod serve_sandbox;
 mod serve_tinker;
@@ -47,6 +50,8 @@ mod shell;
 mod signals;
 mod sim;
 mod snapshot_args;
+mod status;
+mod stop;
 mod tasks;
 mod tls;
 mod track;
@@ -86,6 +91,20 @@ enum Command {
     /// Run a recipe: evaluate, train, evaluate again
     #[command(after_help = "Example: sinew train recipes/tiny.toml --run-dir runs/tiny --json")]
     Train(TrainArgs),
+    /// Run a recipe with roles in processes of their own, here or on Slurm, Ray or Kubernetes
+    #[command(
+        after_help = "Examples: sinew launch recipe.toml --on local\n          sinew launch recipe.toml --on slurm --run-dir /shared/runs/a --dry-run"
+    )]
+    Launch(Box<launch::LaunchArgs>),
+    /// Show the roles of a run that works: who is there, what is wanted, why one failed
+    #[command(after_help = "Example: sinew status runs/a --json")]
+    Status(status::StatusArgs),
+    /// Set how many roles of a kind a run has, or add servers that run already
+    #[command(after_help = "Example: sinew scale runs/a rollout=8 --dry-run")]
+    Scale(scale::ScaleArgs),
+    /// End a run in order: commit, checkpoint, then its roles
+    #[command(after_help = "Example: sinew stop runs/a")]
+    Stop(stop::StopArgs),
     /// Run a recipe's held-out tasks or benchmarks once and train nothing, or compare two measurements
     #[command(
         after_help = "Examples: sinew eval recipes/quickstart.toml --model model --run-dir runs/trained-eval\n          sinew eval --bench gsm8k,mbpp --model hf:ORG/NAME --samples 4\n          sinew eval --compare runs/eval-a runs/eval-b"
@@ -237,6 +256,9 @@ sinew sim large --json\n          sinew sim --search 1000"
 pub(crate) struct TrainArgs {
     /// Recipe file (TOML)
     recipe: PathBuf,
+    /// Start the roles of the run on this engine, in place of the recipe's `launch.on`
+    #[arg(long, value_name = "local|slurm|ray://HOST:PORT|kubernetes|HOSTS.toml")]
+    on: Option<String>,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -493,6 +515,7 @@ impl Command {
     fn recipe(&self) -> Option<PathBuf> {
         match self {
             Self::Train(args) => Some(args.recipe.clone()),
+            Self::Launch(args) => Some(args.recipe()),
             Self::Eval(args) => args.recipe.clone(),
             Self::Collect(args) => Some(args.recipe.clone()),
             Self::Check(args) => Some(args.recipe.clone()),
@@ -506,6 +529,10 @@ impl Command {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Train(args) => run_train(&args),
+        Command::Launch(args) => launch::run(*args),
+        Command::Status(args) => status::run(&args),
+        Command::Scale(args) => scale::run(&args),
+        Command::Stop(args) => stop::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Collect(args) => collect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
@@ -569,13 +596,19 @@ fn eprint_failure(failure: &Failure) {
 fn run_train(given: &TrainArgs) -> Result<(), Failure> {
     let (args, track) = (&given.run, &given.track);
     let done = args.recipe(&given.recipe).and_then(|recipe| match recipe {
-        Recipe::Run(recipe) => {
+        Recipe::Run(mut recipe) => {
+            if let Some(on) = &given.on {
+                sinew_assembly::launch_on(&mut recipe, on)?;
+            }
             sinew_assembly::check_trained(&recipe)?;
             args.run_dir
                 .as_deref()
                 .map_or(Ok(()), sinew_runs::chain::check_alone)?;
             args.run(&recipe, track, "train", train::train)
         }
+        Recipe::Chain(_) if given.on.is_some() => Err(Failure::input(
+            "--on: a chain of runs has no roles of its own; leave it out",
+        )),
         Recipe::Chain(chain) => chain::run(args, track, &chain),
     });
     args.end(done)

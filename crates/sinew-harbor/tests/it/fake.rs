@@ -71,6 +71,7 @@ impl World {
             spec: SandboxSpec::default(),
             images: BTreeMap::new(),
             machines: Some(Arc::new(Fakes(Arc::clone(self)))),
+            user: None,
         }
     }
 

@@ -1,0 +1,193 @@
+//! The supervisor: restarts with pauses and bounds, causes that stay, roles of an earlier owner.
+
+use super::*;
+use crate::registry::ControlLimits;
+use crate::role::{Heartbeat, Registration, RoleKind};
+
+fn limits() -> SupervisorLimits {
+    SupervisorLimits {
+        starts: 3,
+        window_ms: 10_000,
+        backoff_ms: 100,
+        longest_backoff_ms: 300,
+        unlisted_ms: 500,
+    }
+}
+
+fn pair() -> (SupervisorCore, Registry) {
+    let control = ControlLimits {
+        lease_ms: 1000,
+        drain_ms: 2000,
+        ..ControlLimits::default()
+    };
+    (
+        SupervisorCore::new(limits(), true),
+        Registry::new("run", 1, control),
+    )
+}
+
+fn listed(name: &str, state: Launched) -> LaunchedRole {
+    LaunchedRole {
+        name: name.into(),
+        state,
+    }
+}
+
+fn ended(name: &str) -> LaunchedRole {
+    listed(name, Launched::Ended("exit status: 3".into()))
+}
+
+fn starts(steps: &[Step]) -> Vec<&str> {
+    let ids = steps.iter().filter_map(|step| match step {
+        Step::Start(id) => Some(id.as_str()),
+        Step::Stop(_) => None,
+    });
+    ids.collect()
+}
+
+fn registration(name: &str) -> Registration {
+    Registration {
+        kind: RoleKind::Rollout,
+        name: name.into(),
+        host: "h".into(),
+        address: None,
+        build: "1".into(),
+        capacity: 1,
+        preemptible: false,
+    }
+}
+
+#[test]
+fn a_role_that_fails_starts_again_with_growing_pauses_and_a_bound() {
+    let (mut core, mut registry) = pair();
+    registry.scale(RoleKind::Rollout, 1, false, 0).unwrap();
+    let steps = core.decide(&mut registry, Some(&[]), 0);
+    assert_eq!(starts(&steps), ["run-rollout-0-0"]);
+    let first = [ended("run-rollout-0-0")];
+    assert!(starts(&core.decide(&mut registry, Some(&first), 10)).is_empty());
+    assert!(starts(&core.decide(&mut registry, None, 109)).is_empty());
+    let steps = core.decide(&mut registry, None, 110);
+    assert_eq!(starts(&steps), ["run-rollout-0-1"]);
+    let second = [ended("run-rollout-0-1")];
+    core.decide(&mut registry, Some(&second), 120);
+    assert!(starts(&core.decide(&mut registry, None, 319)).is_empty());
+    assert_eq!(
+        starts(&core.decide(&mut registry, None, 320)),
+        ["run-rollout-0-2"]
+    );
+    core.decide(&mut registry, Some(&[ended("run-rollout-0-2")]), 330);
+    // Three starts in the window: the next one waits until the first is old.
+    assert!(starts(&core.decide(&mut registry, None, 9_000)).is_empty());
+    let view = &registry.views(9_000)[0];
+    assert_eq!(view.state, RoleState::Pending);
+    assert!(view.cause.as_ref().unwrap().contains("exit status: 3"));
+    let causes = registry.events_after(0).into_iter().filter_map(|e| e.cause);
+    assert_eq!(
+        causes.filter(|why| why.contains("3 times in 10 s")).count(),
+        1
+    );
+    assert_eq!(
+        starts(&core.decide(&mut registry, None, 10_001)),
+        ["run-rollout-0-3"]
+    );
+}
+
+#[test]
+fn nothing_starts_before_the_launcher_was_asked() {
+    let (mut core, mut registry) = pair();
+    registry.scale(RoleKind::Rollout, 1, false, 0).unwrap();
+    assert!(core.decide(&mut registry, None, 0).is_empty());
+}
+
+#[test]
+fn roles_of_an_earlier_owner_are_taken_over() {
+    let (mut core, mut registry) = pair();
+    registry.scale(RoleKind::Rollout, 3, false, 0).unwrap();
+    let list = [
+        listed("run-rollout-0-4", Launched::Running),
+        ended("run-rollout-1-0"),
+        listed("run-owner-0-0", Launched::Running),
+    ];
+    let steps = core.decide(&mut registry, Some(&list), 0);
+    // The name that was used is not used again, and the owner is no role.
+    assert_eq!(starts(&steps), ["run-rollout-1-1", "run-rollout-2-0"]);
+    assert_eq!(steps.len(), 2);
+    let known = registry
+        .register(&registration("run-rollout-0-4"), None, 1)
+        .unwrap();
+    assert_eq!(known.id.as_str(), "run-rollout-0-4");
+}
+
+#[test]
+fn a_role_that_registered_before_the_first_list_is_not_ended() {
+    let (mut core, mut registry) = pair();
+    registry
+        .register(&registration("run-rollout-0-4"), None, 0)
+        .unwrap();
+    let list = [listed("run-rollout-0-4", Launched::Running)];
+    assert!(core.decide(&mut registry, Some(&list), 1).is_empty());
+}
+
+#[test]
+fn strays_and_silent_roles_are_ended() {
+    let (mut core, mut registry) = pair();
+    core.decide(&mut registry, Some(&[]), 0);
+    let stray = [listed("run-rollout-5-0", Launched::Running)];
+    let steps = core.decide(&mut registry, Some(&stray), 1);
+    assert_eq!(steps, [Step::Stop("run-rollout-5-0".into())]);
+    registry.scale(RoleKind::Rollout, 1, false, 2).unwrap();
+    core.decide(&mut registry, Some(&[]), 2);
+    let id = "run-rollout-0-0";
+    registry.register(&registration(id), None, 3).unwrap();
+    registry.beat(id, 1, Heartbeat::default(), 4).unwrap();
+    let list = [listed(id, Launched::Running)];
+    let steps = core.decide(&mut registry, Some(&list), 1004);
+    assert_eq!(steps, [Step::Stop(id.into())]);
+    assert_eq!(
+        starts(&core.decide(&mut registry, Some(&list), 1104)),
+        ["run-rollout-0-1"]
+    );
+}
+
+#[test]
+fn a_started_role_that_nobody_lists_is_lost() {
+    let (mut core, mut registry) = pair();
+    registry.scale(RoleKind::Rollout, 1, false, 0).unwrap();
+    core.decide(&mut registry, Some(&[]), 0);
+    core.decide(&mut registry, Some(&[]), 499);
+    assert_eq!(registry.views(499)[0].state, RoleState::Creating);
+    core.decide(&mut registry, Some(&[]), 500);
+    let cause = registry.views(500)[0].cause.clone().unwrap();
+    assert!(cause.contains("does not know"), "{cause}");
+}
+
+#[test]
+fn a_drain_ends_by_itself_or_by_its_deadline() {
+    let (mut core, mut registry) = pair();
+    registry.scale(RoleKind::Rollout, 2, false, 0).unwrap();
+    core.decide(&mut registry, Some(&[]), 0);
+    let names = ["run-rollout-0-0", "run-rollout-1-0"];
+    for name in names {
+        registry.register(&registration(name), None, 1).unwrap();
+        registry.beat(name, 1, Heartbeat::default(), 1).unwrap();
+    }
+    registry.scale(RoleKind::Rollout, 0, false, 10).unwrap();
+    let list = [ended(names[0]), listed(names[1], Launched::Running)];
+    assert!(core.decide(&mut registry, Some(&list), 20).is_empty());
+    assert!(registry.views(20).iter().all(|view| view.cause.is_none()));
+    registry
+        .beat(names[1], 1, Heartbeat::default(), 1500)
+        .unwrap();
+    let steps = core.decide(&mut registry, Some(&list), 2010);
+    assert_eq!(steps, [Step::Stop(names[1].into())]);
+    let cause = registry.views(2010)[0].cause.clone().unwrap();
+    assert!(cause.contains("2000 ms"), "{cause}");
+}
+
+#[test]
+fn nothing_starts_any_more_at_the_end() {
+    let (mut core, mut registry) = pair();
+    registry.scale(RoleKind::Rollout, 1, false, 0).unwrap();
+    core.end();
+    assert!(core.decide(&mut registry, Some(&[]), 0).is_empty());
+}

@@ -1,0 +1,77 @@
+#!/bin/sh
+# Starts Slurm on this host: munged, slurmctld and three slurmd, with files and logs in a folder. Prints the variable that points
+# `sinew launch --on slurm` to it. As root, with the Debian package slurm-wlm; `stop` ends only what was started here.
+#
+#   scripts/slurm_host.sh start FOLDER
+#   export SLURM_CONF=FOLDER/slurm.conf
+#   sinew launch recipe.toml --on slurm --run-dir FOLDER/run
+#   scripts/slurm_host.sh stop FOLDER
+set -eu
+what=${1:?start or stop}
+folder=$(mkdir -p "${2:?a folder}" && cd "$2" && pwd)
+host=$(hostname -s)
+
+ended() {
+    for file in "$folder"/*.pid; do
+        test -e "$file" && kill "$(cat "$file")" 2>/dev/null || true
+        rm -f "$file"
+    done
+}
+
+if [ "$what" = stop ]; then
+    ended
+    exit 0
+fi
+for program in munged slurmctld slurmd squeue; do
+    command -v "$program" > /dev/null || { echo "missing: $program (apt-get install slurm-wlm munge)" >&2; exit 3; }
+done
+
+mkdir -p "$folder/state"
+# Requests are signed with a key of this folder.
+test -e "$folder/munge.key" || head -c 1024 /dev/urandom > "$folder/munge.key"
+chmod 700 "$folder"
+chmod 400 "$folder/munge.key"
+munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" --pid-file="$folder/munged.pid" \
+    --log-file="$folder/munged.log" --seed-file="$folder/munge.seed"
+
+cat > "$folder/slurm.conf" <<CONF
+ClusterName=sinew
+SlurmctldHost=$host
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket=$folder/munge.socket
+CredType=cred/munge
+MpiDefault=none
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+SlurmctldTimeout=10
+SlurmdTimeout=10
+MinJobAge=300
+SlurmctldPort=16817
+StateSaveLocation=$folder/state
+SlurmdSpoolDir=$folder/spool-%n
+SlurmctldPidFile=$folder/slurmctld.pid
+SlurmdPidFile=$folder/slurmd-%n.pid
+SlurmctldLogFile=$folder/slurmctld.log
+SlurmdLogFile=$folder/slurmd-%n.log
+NodeName=n1 NodeHostname=$host Port=17001 CPUs=2 State=UNKNOWN
+NodeName=n2 NodeHostname=$host Port=17002 CPUs=2 State=UNKNOWN
+NodeName=n3 NodeHostname=$host Port=17003 CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=n1,n2,n3 Default=YES MaxTime=INFINITE State=UP
+CONF
+export SLURM_CONF="$folder/slurm.conf"
+slurmctld
+for node in n1 n2 n3; do
+    mkdir -p "$folder/spool-$node"
+    slurmd -N "$node"
+done
+tries=0
+until squeue > /dev/null 2>&1; do
+    tries=$((tries + 1))
+    test "$tries" -lt 60 || { echo "slurmctld does not answer: $folder/slurmctld.log" >&2; ended; exit 1; }
+    sleep 0.5
+done
+echo "export SLURM_CONF=$folder/slurm.conf"
