@@ -92,20 +92,22 @@ enum Mount {
     Keys {},
 }
 
-/// Reads a file.
-///
-/// # Errors
-/// If it is no compose file. A file that is one, but needs more than one plain service, is the inner error.
-pub(crate) fn read(path: &Path, text: &str) -> Result<Result<Service, SkipReason>, HarborError> {
-    let file: ComposeFile = serde_saphyr::from_str(text).map_err(|e| HarborError::Format {
-        path: path.into(),
-        reason: e.to_string().lines().next().unwrap_or_default().to_owned(),
-    })?;
-    let names: Vec<String> = file.services.keys().cloned().collect();
-    let mut services = file.services.into_values();
-    match (services.next(), services.next()) {
-        (Some(only), None) => Ok(service(only)),
-        _ => Ok(Err(SkipReason::Services { names })),
+impl Service {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it is no compose file. A file that is one, but needs more than one plain service, is the inner error.
+    pub fn parse(path: &Path, text: &str) -> Result<Result<Self, SkipReason>, HarborError> {
+        let file: ComposeFile = serde_saphyr::from_str(text).map_err(|e| HarborError::Format {
+            path: path.into(),
+            reason: e.to_string().lines().next().unwrap_or_default().to_owned(),
+        })?;
+        let names: Vec<String> = file.services.keys().cloned().collect();
+        let mut services = file.services.into_values();
+        match (services.next(), services.next()) {
+            (Some(only), None) => Ok(service(only)),
+            _ => Ok(Err(SkipReason::Services { names })),
+        }
     }
 }
 
@@ -188,7 +190,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str) -> Result<Service, SkipReason> {
-        read(Path::new("docker-compose.yaml"), text).unwrap()
+        Service::parse(Path::new("docker-compose.yaml"), text).unwrap()
     }
 
     #[test]
@@ -220,6 +222,6 @@ mod tests {
             let text = format!("services:\n  main:\n    {line}\n");
             assert_eq!(of(&text), Err(SkipReason::Compose { key: key.into() }));
         }
-        assert!(read(Path::new("x"), "- 1\n").is_err());
+        assert!(Service::parse(Path::new("x"), "- 1\n").is_err());
     }
 }

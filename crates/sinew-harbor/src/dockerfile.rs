@@ -22,34 +22,39 @@ pub struct PlainImage {
     pub env: Vec<(String, String)>,
 }
 
-/// Reads a Dockerfile.
-///
-/// # Errors
-/// The first instruction that needs a container.
-pub(crate) fn plain(text: &str) -> Result<PlainImage, String> {
-    let mut image = PlainImage::default();
-    let mut workdir = PathBuf::from("/");
-    let lines = instructions(text);
-    // The last one holds at the end, and copies below others would be lost.
-    let last = lines
-        .iter()
-        .rev()
-        .find_map(|(word, rest)| (word == "WORKDIR").then(|| joined(Path::new("/"), rest)));
-    let last = last.unwrap_or_else(|| "/".into());
-    for (at, (word, rest)) in lines.iter().enumerate() {
-        let refused = || format!("{word} {}", cut(rest));
-        match word.as_str() {
-            "FROM" if at == 0 => {}
-            "WORKDIR" if !rest.contains('$') => workdir = joined(&workdir, rest),
-            "ENV" => image.env.extend(variables(rest).ok_or_else(refused)?),
-            "COPY" => {
-                let copies = copies(rest, &workdir, &last).ok_or_else(refused)?;
-                image.copies.extend(copies);
+/// An instruction that needs a container.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotPlain(pub String);
+
+impl PlainImage {
+    /// Reads a Dockerfile.
+    ///
+    /// # Errors
+    /// The first instruction that needs a container.
+    pub fn parse(text: &str) -> Result<Self, NotPlain> {
+        let mut image = Self::default();
+        let mut workdir = PathBuf::from("/");
+        let lines = instructions(text);
+        // The last folder holds at the end, and copies above it would be lost.
+        let folders = lines.iter().filter(|(word, _)| word == "WORKDIR");
+        let root = PathBuf::from("/");
+        let last = folders.fold(root, |at, (_, rest)| joined(&at, rest));
+        for (at, (word, rest)) in lines.iter().enumerate() {
+            let refused = || NotPlain(format!("{word} {}", cut(rest)));
+            match word.as_str() {
+                "FROM" if at == 0 => {}
+                "WORKDIR" if !rest.contains('$') => workdir = joined(&workdir, rest),
+                "ENV" => image.env.extend(variables(rest).ok_or_else(refused)?),
+                "COPY" => {
+                    let copies = copies(rest, &workdir, &last).ok_or_else(refused)?;
+                    image.copies.extend(copies);
+                }
+                _ => return Err(refused()),
             }
-            _ => return Err(refused()),
         }
+        Ok(image)
     }
-    Ok(image)
 }
 
 /// The start of an instruction, for messages.
@@ -178,7 +183,7 @@ mod tests {
     fn copies_and_variables_of_a_plain_file_are_read() {
         let text = "# syntax\nFROM docker.io/library/python:3.12-slim\nWORKDIR /app\nCOPY files/ /app/\n\
                     COPY a.txt \\\n  data/b.txt sub/\nENV A=1 B=two\nENV C \"x y\"\n";
-        let image = plain(text).unwrap();
+        let image = PlainImage::parse(text).unwrap();
         let copies = [
             copy("files", "", true),
             copy("a.txt", "sub", true),
@@ -204,14 +209,14 @@ mod tests {
             ("WORKDIR $HOME", "WORKDIR $HOME"),
         ] {
             let text = format!("FROM a\nWORKDIR /app\n{line}\n");
-            let e = plain(&text).unwrap_err();
+            let e = PlainImage::parse(&text).unwrap_err().to_string();
             assert!(e.starts_with(named), "{line}: {e}");
         }
     }
 
     #[test]
     fn a_copy_above_the_last_folder_is_refused() {
-        assert!(plain("FROM a\nCOPY x /data/\nWORKDIR /app").is_err());
-        assert_eq!(plain("FROM a").unwrap(), PlainImage::default());
+        assert!(PlainImage::parse("FROM a\nCOPY x /data/\nWORKDIR /app").is_err());
+        assert_eq!(PlainImage::parse("FROM a").unwrap(), PlainImage::default());
     }
 }

@@ -1,7 +1,7 @@
 //! One task folder: its files and keys, as an episode needs them.
 
-use crate::compose::{self, Service};
-use crate::dockerfile::{self, PlainImage};
+use crate::compose::Service;
+use crate::dockerfile::PlainImage;
 use crate::error::{HarborError, SkipReason};
 use crate::manifest::{
     AgentKeys, Artifact, EnvironmentKeys, HealthCheck, Manifest, MinReward, NetworkPolicy,
@@ -199,7 +199,7 @@ impl Files<'_> {
         let compose = folder.join("docker-compose.yaml");
         let (mut service, mut skip) = (Service::default(), None);
         if compose.is_file() {
-            match compose::read(&compose, &self.text(&compose)?)? {
+            match Service::parse(&compose, &self.text(&compose)?)? {
                 Ok(found) => service = found,
                 Err(reason) => skip = Some(reason),
             }
@@ -226,9 +226,9 @@ impl Files<'_> {
             None if dockerfile.is_file() && compose.is_file() => {
                 Base::Image(build(), "docker-compose.yaml".into())
             }
-            None if dockerfile.is_file() => match dockerfile::plain(&self.text(&dockerfile)?) {
+            None if dockerfile.is_file() => match PlainImage::parse(&self.text(&dockerfile)?) {
                 Ok(plain) => Base::Plain(plain, build()),
-                Err(line) => Base::Image(build(), format!("the line {line:?} of the Dockerfile")),
+                Err(line) => Base::Image(build(), format!("the line `{line}` of the Dockerfile")),
             },
             None if compose.is_file() && skip.is_none() => {
                 return Err(HarborError::Format {

@@ -40,7 +40,7 @@ mod verify;
 pub use check::{CheckRun, TaskCheck};
 pub use compose::Service;
 pub use config::{Harbor, KIND};
-pub use dockerfile::{PlainCopy, PlainImage};
+pub use dockerfile::{NotPlain, PlainCopy, PlainImage};
 pub use env::HarborFactory;
 pub use error::{HarborError, SkipReason, Skipped};
 pub use folder::{Base, SeparateVerifier, Step, TASK_FILE, TaskFolder, Verifier};

@@ -271,7 +271,7 @@ impl HarborTasks {
                 ),
             });
         }
-        let numbered = |split: Split, list: Vec<Found>| {
+        let numbered = |split: Split, list: Vec<Found>| -> Vec<Task> {
             list.into_iter()
                 .map(|f| Task {
                     id: TaskId::new(format!("harbor/{}/{}", split.as_str(), f.name)),
