@@ -35,6 +35,9 @@ const FILES: [(&str, &str); 15] = [
     ("miniwob", include_str!("../benches/miniwob.toml")),
 ];
 
+/// The benchmark of a folder of tasks, whose name is this and the folder.
+const HARBOR: (&str, &str) = ("harbor:", include_str!("../benches/harbor.toml"));
+
 /// Names that stand for several benchmarks.
 const GROUPS: [(&str, &[&str]); 2] = [
     ("tau2", &["tau2-airline", "tau2-retail"]),
@@ -67,6 +70,14 @@ pub enum BenchError {
         name: String,
         /// Names of all benchmarks.
         allowed: Vec<String>,
+    },
+    /// The folder of tasks has no name that a result could have.
+    #[error(
+        "--bench harbor:{folder}: the last part of the path names the result; allowed: letters, digits, `.`, `_` and `-`"
+    )]
+    Folder {
+        /// The folder.
+        folder: String,
     },
     /// An option has no effect with a benchmark.
     #[error("{option}: has no effect with --bench {bench}, {why}")]
@@ -123,6 +134,9 @@ pub struct Bench {
     /// A model plays its user.
     #[serde(default)]
     pub user: bool,
+    /// The sandbox level of its tasks can be chosen.
+    #[serde(skip)]
+    pub has_level: bool,
     /// The evaluation of another project that scores should agree with, and how it differs.
     pub reference: String,
     /// The recipe without model, rows and measurement.
@@ -149,6 +163,8 @@ pub struct Setup {
     pub user: Option<SetupUser>,
     /// Seed of tasks that are made, and of the samples.
     pub seed: u64,
+    /// Sandbox level of benchmarks that run at several.
+    pub level: Option<String>,
     /// File with the prepared rows, of a benchmark that has rows.
     pub rows: Option<PathBuf>,
     /// Python interpreter with the packages of the benchmark.
@@ -179,11 +195,31 @@ impl Bench {
             .collect()
     }
 
-    /// The benchmarks that a name stands for: one, or those of a group.
+    /// The benchmark of the task folders in `folder`, which has the name of that folder.
+    ///
+    /// # Errors
+    /// If the folder has no name, or the definition is not one.
+    pub fn harbor(folder: &str) -> Result<Self, BenchError> {
+        let last = folder.trim_end_matches('/').rsplit('/').next();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let own = last.filter(|n| !n.is_empty() && n.chars().all(plain) && !n.starts_with('.'));
+        let own = own.ok_or_else(|| BenchError::Folder {
+            folder: folder.to_owned(),
+        })?;
+        let mut bench = Self::parse(&format!("{}{own}", HARBOR.0), HARBOR.1)?;
+        table(&mut bench.recipe, "env").insert("tasks".into(), folder.into());
+        bench.has_level = true;
+        Ok(bench)
+    }
+
+    /// The benchmarks that a name stands for: one, those of a group, or the tasks of a folder.
     ///
     /// # Errors
     /// If there is none of this name.
     pub fn named(name: &str) -> Result<Vec<Self>, BenchError> {
+        if let Some(folder) = name.strip_prefix(HARBOR.0) {
+            return Ok(vec![Self::harbor(folder)?]);
+        }
         let group = GROUPS.iter().find(|(group, _)| *group == name);
         let single = [name];
         let names = group.map_or(&single[..], |(_, names)| *names);
@@ -191,7 +227,7 @@ impl Bench {
             let file = FILES.iter().find(|(known, _)| known == name);
             let (name, text) = file.ok_or_else(|| BenchError::Unknown {
                 name: (*name).to_owned(),
-                allowed: FILES.iter().map(|(known, _)| (*known).to_owned()).collect(),
+                allowed: allowed(),
             })?;
             Self::parse(name, text)
         });
@@ -212,7 +248,7 @@ impl Bench {
 
     /// Name of its folder and its recipe.
     pub fn folder(&self) -> String {
-        self.name.replace('+', "-plus")
+        self.name.replace('+', "-plus").replace(':', "-")
     }
 
     /// The recipe that measures a model, as TOML.
@@ -231,6 +267,9 @@ impl Bench {
             let tasks = table(&mut recipe, "tasks");
             tasks.insert("source".into(), rows.display().to_string().into());
             tasks.insert("held_out".into(), Value::Float(1.0));
+        }
+        if let (true, Some(level)) = (self.has_level, &setup.level) {
+            table(&mut recipe, "sandbox").insert("level".into(), level.clone().into());
         }
         if let Some(python) = &setup.python {
             self.interpreter(&mut recipe, python)?;
@@ -279,7 +318,7 @@ impl Bench {
     /// Names the interpreter of an environment in Python, else that of the reward.
     fn interpreter(&self, recipe: &mut Table, python: &str) -> Result<(), BenchError> {
         let env = recipe.get_mut("env").and_then(Value::as_table_mut);
-        if let Some(env) = env {
+        if let Some(env) = env.filter(|_| !self.has_level) {
             env.insert("python".into(), python.into());
             return Ok(());
         }
@@ -296,6 +335,12 @@ impl Bench {
             }),
         }
     }
+}
+
+/// Names of all benchmarks, for messages.
+fn allowed() -> Vec<String> {
+    let names = FILES.iter().map(|(known, _)| (*known).to_owned());
+    names.chain([format!("{}DIR", HARBOR.0)]).collect()
 }
 
 /// The key `model` of the recipe.
@@ -464,6 +509,36 @@ mod tests {
         for bench in Bench::named("tau2-solo").unwrap() {
             let recipe: Table = bench.recipe(&setup).unwrap().parse().unwrap();
             assert!(recipe.get("user").is_none(), "{}", bench.name);
+        }
+    }
+
+    #[test]
+    fn a_folder_of_tasks_is_a_benchmark_with_its_name() {
+        let bench = Bench::named("harbor:data/my-tasks/").unwrap().remove(0);
+        assert_eq!(
+            (bench.name.as_str(), bench.folder().as_str()),
+            ("harbor:my-tasks", "harbor-my-tasks")
+        );
+        let setup = Setup {
+            level: Some("container".into()),
+            ..Setup::default()
+        };
+        let recipe: Table = bench.recipe(&setup).unwrap().parse().unwrap();
+        assert_eq!(recipe["env"]["tasks"].as_str(), Some("data/my-tasks/"));
+        assert_eq!(recipe["env"]["held_out"].as_float(), Some(1.0));
+        assert_eq!(recipe["sandbox"]["level"].as_str(), Some("container"));
+        let python = Setup {
+            python: Some("p".into()),
+            ..setup.clone()
+        };
+        assert!(bench.recipe(&python).is_err());
+        // Others run at one level.
+        let other = Bench::named("humaneval").unwrap().remove(0);
+        let recipe: Table = other.recipe(&setup).unwrap().parse().unwrap();
+        assert!(recipe.get("sandbox").is_none());
+        for wrong in ["harbor:", "harbor:a/..", "harbor:a b"] {
+            let error = Bench::named(wrong).unwrap_err().to_string();
+            assert!(error.contains("names the result"), "{error}");
         }
     }
 

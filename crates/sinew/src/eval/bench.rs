@@ -36,6 +36,13 @@ use tokio::sync::watch;
 /// File of all results without their tasks.
 const EVALUATION: &str = "evaluation.json";
 
+/// Sandbox level of task folders, unless one is named.
+const LEVEL: &str = if cfg!(feature = "container") {
+    "container"
+} else {
+    "process"
+};
+
 /// Message to whoever stops it.
 const GO_ON: &str =
     "episodes that ended are kept\n  hint: the same command with --resume continues";
@@ -44,8 +51,8 @@ const GO_ON: &str =
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Benchmarks")]
 pub(super) struct BenchArgs {
-    /// Measure --model with these benchmarks: NAME[,NAME...]; docs/evaluation.md has their prompts and
-    /// settings
+    /// Measure --model with these benchmarks: NAME[,NAME...], or harbor:DIR for a folder of Harbor's tasks;
+    /// docs/evaluation.md has their prompts and settings
     #[arg(
         long,
         value_name = "NAME",
@@ -92,6 +99,9 @@ pub(super) struct BenchArgs {
     /// Python interpreter that has the packages of the benchmark: a path, or a name in PATH
     #[arg(long, value_name = "PYTHON", requires = "bench")]
     python: Option<String>,
+    /// Sandbox level of the tasks of harbor:DIR. Left out: container where this program has it, else process
+    #[arg(long, value_name = "LEVEL", requires = "bench", value_parser = ["process", "container", "microvm"])]
+    level: Option<String>,
     /// Price of a million tokens of prompts, and of a million sampled ones: the report has the cost
     #[arg(long, value_name = "IN,OUT", requires = "bench", value_parser = price)]
     price: Option<[f64; 2]>,
@@ -131,6 +141,7 @@ impl How {
             setup: Setup {
                 model: target.source,
                 user: own.target.user(),
+                level: Some(own.level.as_deref().unwrap_or(LEVEL).to_owned()),
                 seed,
                 rows: None,
                 python: own.python.clone(),
@@ -181,7 +192,9 @@ impl How {
 /// # Errors
 /// If a definition is broken, which is a bug.
 pub(super) fn list(json: bool) -> Result<(), Failure> {
-    for bench in Bench::all().map_err(Failure::system)? {
+    let mut all = Bench::all().map_err(Failure::system)?;
+    all.push(Bench::harbor("DIR").map_err(Failure::system)?);
+    for bench in all {
         if json {
             output::print_json(&json!({
                 "bench": bench.name, "about": bench.about, "link": bench.link, "source": bench.source,
@@ -240,6 +253,11 @@ pub(super) fn measured(args: &EvalArgs) -> Result<CommandEnd, Failure> {
     if how.setup.user.is_some() && !benches.iter().any(|b| b.user) {
         return Err(Failure::input(
             "--user: has an effect with benchmarks that have a user only, such as tau2; remove it",
+        ));
+    }
+    if args.bench.level.is_some() && !benches.iter().any(|b| b.has_level) {
+        return Err(Failure::input(
+            "--level: has an effect with --bench harbor:DIR only; remove it",
         ));
     }
     if how.data.is_some() && benches.iter().all(|b| b.source.is_none()) {

@@ -55,8 +55,12 @@ const COMPARED: [&str; 16] = [
     "rollout.format",
 ];
 
-/// Keys below these that change no score: interpreters and processes of this machine.
-const OF_THIS_MACHINE: [&str; 7] = [
+/// Keys below these that change no score: folders, interpreters and processes of this machine. The tasks
+/// themselves are compared by their hash.
+const OF_THIS_MACHINE: [&str; 10] = [
+    "env.tasks",
+    "env.artifacts",
+    "env.pass_env",
     "env.python",
     "env.workers",
     "env.sessions_per_worker",

@@ -296,3 +296,57 @@ fn a_user_is_played_by_another_model_where_tau2_is_installed() {
     let text = failure(&refused.unwrap(), 2);
     assert!(text.contains("--user is missing"), "{text}");
 }
+
+/// A task folder whose answer is a file with a word.
+fn harbor_task(folder: &Path, word: &str) {
+    let files = [
+        ("instruction.md", format!("Write {word} into answer.txt.")),
+        ("task.toml", "version = \"1.0\"\n".to_owned()),
+        (
+            "environment/Dockerfile",
+            "FROM docker.io/library/python:3.12-slim\nWORKDIR /app\n".to_owned(),
+        ),
+        (
+            "tests/test.sh",
+            format!(
+                "#!/bin/sh\nif [ \"$(cat answer.txt)\" = {word} ]; then echo 1; else echo 0; fi \
+                 > \"${{VERIFIER_LOGS:-/logs/verifier}}/reward.txt\"\n"
+            ),
+        ),
+    ];
+    for (name, text) in files {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+}
+
+#[test]
+fn a_folder_of_tasks_of_harbor_is_a_benchmark() {
+    let (url, seen) = server(|body| {
+        let messages = body["messages"].as_array().unwrap();
+        if messages.iter().any(|m| m["role"] == "tool") {
+            return says("Done.");
+        }
+        // It knows one word only.
+        let arguments = json!({"command": "echo tea > answer.txt"}).to_string();
+        let name = &body["tools"][0]["function"]["name"];
+        let call = json!({"id": "a", "type": "function", "function": {"name": name, "arguments": arguments}});
+        let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+        (message, "tool_calls", true)
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let tasks = dir.path().join("words");
+    harbor_task(&tasks.join("drink-1"), "tea");
+    harbor_task(&tasks.join("drink-2"), "milk");
+    let name = format!("harbor:{}", tasks.display());
+    let run = dir.path().join("eval");
+    let more = ["--samples", "0", "--level", "process"];
+    let last = last_line(&bench(&name, &url, &run, &more).output().unwrap());
+    let result = &last["results"][0];
+    assert_eq!(result["bench"], "harbor:words", "{result}");
+    assert_eq!(result["greedy"]["success"]["mean"], 0.5, "{result}");
+    assert_eq!(result["greedy"]["counts"]["failed"], 0, "{result}");
+    assert!(run.join("harbor-words/result.json").is_file());
+    assert!(!seen.lock().unwrap().is_empty());
+}

@@ -275,6 +275,14 @@ fn wrong_options_of_benchmarks_are_named() {
             "--user: has an effect with benchmarks that have a user only",
         ),
         (
+            &["--bench", "gsm8k", "--model", "m", "--level", "process"][..],
+            "--level: has an effect with --bench harbor:DIR only",
+        ),
+        (
+            &["--bench", "harbor:a b", "--model", "m"][..],
+            "the last part of the path names the result",
+        ),
+        (
             &["--bench", "tau2-airline", "--model", "m"][..],
             "--user is missing",
         ),
