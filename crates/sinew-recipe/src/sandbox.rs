@@ -46,7 +46,13 @@ section! {
         /// level `level` of that server, or of several, at most 1,024: each sandbox goes to the one with the
         /// most room for its price; left out: they run on this host.
         server: Urls;
-        /// Environment variable with the token for `server`: the same one at all of them.
+        /// Owner of a run (`sinew train --control`) whose registered sandbox servers are used as well as
+        /// `server`; they come and go.
+        owner: String;
+        /// Environment variable with the token for `owner`.
+        owner_key_env: String = "SINEW_CONTROL_TOKEN".into();
+        /// Environment variable with the token for `server` and for those that `owner` has: the same one at
+        /// all of them.
         server_key_env: String = "SINEW_SANDBOX_TOKEN".into();
         /// Memory of a sandbox, in MiB.
         memory_mb: u64 = 256, in 32 to 65_536;
@@ -99,6 +105,16 @@ section! {
 pub const LEVEL_NAMES: &str = "process, wasm, container, crun, runc, docker, podman, microvm";
 
 impl SandboxPlan {
+    /// Addresses of the sandbox servers that are given.
+    pub fn servers(&self) -> &[String] {
+        self.server.as_ref().map_or(&[], Urls::all)
+    }
+
+    /// Whether sandboxes run on other hosts.
+    pub fn is_elsewhere(&self) -> bool {
+        self.server.is_some() || self.owner.is_some()
+    }
+
     /// Returns the default settings for a level of the command line, given by its name or by its engine.
     pub fn at(name: &str) -> Option<Self> {
         let mut plan = Self::default();
@@ -212,13 +228,22 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
 /// Refuses keys that a sandbox server decides, and features that cannot run on another host.
 fn server(plan: &RunPlan, rules: &mut Rules) {
     let s = &plan.sandbox;
-    let Some(urls) = &s.server else {
+    let reason = "has no effect without sandbox.owner; remove it".into();
+    rules.unused("sandbox.owner_key_env", reason, s.owner.is_some());
+    if !s.is_elsewhere() {
         let reason = "has no effect without sandbox.server; remove it".into();
         rules.unused("sandbox.server_key_env", reason, false);
         return;
-    };
-    servers(urls.all(), rules);
-    let url = format!("{:?}", urls.all());
+    }
+    if let Some(owner) = &s.owner {
+        let is_url = owner.starts_with("http://") || owner.starts_with("https://");
+        let allowed = "http:// or https:// and a host";
+        rules.allowed("sandbox.owner", owner, allowed, is_url);
+    }
+    if let Some(urls) = &s.server {
+        servers(urls.all(), rules);
+    }
+    let url = format!("{:?}", s.servers());
     let reason = "agent programs need the network of this host; remove it";
     rules.custom(
         "sandbox.server",
@@ -228,9 +253,10 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
     );
     let python = plan.env.members().iter().all(|m| m.kind_name() == "python");
     let mut rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
-    let reason = "has no effect: Python environments run on this host; remove it".into();
+    let reason = "has no effect: Python environments run on this host; remove it";
     let has_effect = !python || rewards.any(RewardSection::has_code);
-    rules.unused("sandbox.server", reason, has_effect);
+    rules.unused("sandbox.server", reason.into(), has_effect);
+    rules.unused("sandbox.owner", reason.into(), has_effect);
     for key in [
         "image_cache",
         "volumes",

@@ -494,7 +494,7 @@ fn sandbox_rows(recipe: &RunPlan, report: &mut Report) {
 /// Pulls `sandbox.image`, if it is one of a registry, and returns the image's name.
 fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
     let name = recipe.sandbox.image.as_deref().unwrap_or_default();
-    if recipe.sandbox.server.is_some() || !sinew_image::is_registry(name) {
+    if recipe.sandbox.is_elsewhere() || !sinew_image::is_registry(name) {
         return Ok(None);
     }
     Ok(

@@ -41,6 +41,7 @@ mod reward;
 mod runs;
 mod sandbox;
 mod sandbox_image;
+mod sandbox_presence;
 mod scale;
 mod serve;
 mod serve_sandbox;

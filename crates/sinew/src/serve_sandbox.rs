@@ -5,6 +5,7 @@
 //! requirements.
 
 use crate::output;
+use crate::sandbox_presence::{self, PresenceArgs};
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
@@ -74,6 +75,8 @@ pub(crate) struct SandboxOnlyArgs {
     /// Seconds that live sandboxes get to end after Ctrl-C, TERM or HUP; no new ones are made meanwhile
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400), requires = "sandbox_only")]
     sandbox_drain_s: u64,
+    #[command(flatten)]
+    presence: PresenceArgs,
     /// Maximum number of open connections of one owner
     #[arg(long, default_value_t = 512, value_parser = crate::at_least_one, requires = "sandbox_only")]
     max_connections: usize,
@@ -136,6 +139,7 @@ pub(crate) fn run(
         let address = listener.local_addr().map_err(Failure::system)?;
         announce(address, listener.scheme(), shown.as_deref(), as_json);
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let presence = sandbox_presence::start(&args.presence, &service, args.max_sandboxes)?;
         let own = Arc::clone(&service);
         let serving = sinew_sandbox_http::serve(listener, own, async { drop(stopped.await) });
         tokio::pin!(serving);
@@ -143,6 +147,7 @@ pub(crate) fn run(
             ended = &mut serving => return ended.map_err(Failure::system),
             () = drained(&service, &mut signals, args.sandbox_drain_s) => {}
         }
+        drop(presence);
         // The receiver is gone only if serving has ended already.
         let _ = stop.send(());
         serving.await.map_err(Failure::system)

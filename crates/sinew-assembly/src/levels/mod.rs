@@ -49,8 +49,8 @@ pub fn sandboxes(section: &SandboxPlan) -> Provider {
             section.level
         )));
     }
-    if let Some(servers) = &section.server {
-        return remote::sandboxes(section, servers.all());
+    if section.is_elsewhere() {
+        return remote::sandboxes(section);
     }
     match section.level {
         Level::Process => process::sandboxes(section),
@@ -72,9 +72,10 @@ pub fn sandboxes(section: &SandboxPlan) -> Provider {
 /// If the image cannot be unpacked.
 pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
     // A server gives its images their variables itself.
-    let image = match section.server {
-        None => image(section)?,
-        Some(_) => None,
+    let image = if section.is_elsewhere() {
+        None
+    } else {
+        image(section)?
     };
     let env = image.map(|i| i.config.env).unwrap_or_default();
     Ok(SandboxSpec {
