@@ -25,6 +25,9 @@ const LOG_LINES: usize = 15;
 /// Logs that are read in one round: a whole rack may fail at once.
 const LOGS_AT_A_TIME: usize = 8;
 
+/// Makes the process of a role.
+pub type SpecOf = Box<dyn Fn(&RoleId, RoleKind) -> RoleSpec + Send>;
+
 /// Everything that a supervisor works with.
 pub struct SupervisorParts {
     /// The registry.
@@ -32,7 +35,7 @@ pub struct SupervisorParts {
     /// The way to start roles.
     pub launcher: Box<dyn Launcher>,
     /// The process of a role.
-    pub spec: Box<dyn Fn(&RoleId, RoleKind) -> RoleSpec + Send>,
+    pub spec: SpecOf,
     /// Pauses and bounds of restarts.
     pub limits: SupervisorLimits,
     /// Kinds whose counts follow their work.

@@ -52,9 +52,12 @@ struct Shared {
 /// A value that is made once, by the first who asks.
 type Once<T> = Arc<Mutex<Option<T>>>;
 
+/// Values by key, and the keys in the order in which they came.
+type Values<K, T> = (BTreeMap<K, Once<T>>, Vec<K>);
+
 /// Values that are made once, by key; the oldest are forgotten.
 struct Kept<K, T> {
-    all: Mutex<(BTreeMap<K, Once<T>>, Vec<K>)>,
+    all: Mutex<Values<K, T>>,
     most: usize,
 }
 

@@ -65,7 +65,7 @@ fn a_lease_ends_by_the_owners_clock_and_may_be_taken_again() {
     let mut registry = registry();
     let lease = registry.register(&engine(""), None, 0).unwrap();
     assert!(registry.expire(99).is_empty());
-    assert_eq!(registry.expire(100), [lease.id.clone()]);
+    assert_eq!(registry.expire(100), std::slice::from_ref(&lease.id));
     assert!(
         registry.views(100)[0]
             .cause

@@ -138,7 +138,7 @@ impl Hosts {
             level,
             image,
         } = &self.wanted;
-        let api = Api::new(url, token, *level, image.clone())?;
+        let api = Api::new(url, token, level, image.clone())?;
         let mut state = self.lock();
         state.choice.add(self.now());
         state.hosts.push(Host {
