@@ -1,6 +1,6 @@
 //! Models behind servers that take messages and answer with text: they are measured, and never trained on.
 //!
-//! What is said is stored as bytes, the tokens of [`sinew_render::byte_renderer`], so limits of an episode
+//! Messages are stored as bytes, the tokens of [`sinew_render::byte_renderer`], so limits of an episode
 //! are widened here. The limit of a turn holds at the server, in its own tokens. The tokens that it counts
 //! are kept in the folder of the measurement, over all sessions.
 

@@ -424,34 +424,7 @@ pub fn launch_owner(
         (false, false) => launcher(launch, &run, &dir)?.list()?,
     };
     let (name, runs) = next_owner(&run, &known);
-    let file = if in_cluster {
-        PathBuf::from(KUBERNETES_RECIPE_FILE)
-    } else {
-        recipe.to_owned()
-    };
-    let file = std::path::absolute(&file).unwrap_or(file);
-    let mut command = vec![
-        program(launch),
-        "train".to_owned(),
-        file.display().to_string(),
-    ];
-    command.extend([
-        "--run-dir".to_owned(),
-        dir.display().to_string(),
-        "--resume".to_owned(),
-    ]);
-    command.extend(["--on".to_owned(), typed_engine(launch)]);
-    let shared = launch
-        .kubernetes
-        .as_ref()
-        .is_some_and(|k| k.claim.is_some());
-    command.extend(match (in_cluster, shared) {
-        // Roles find the authority of the run in its folder.
-        (true, true) => vec!["--tls-host".to_owned(), format!("{run}-owner")],
-        // They have no common folder; the network policy says who reaches the owner.
-        (true, false) => vec!["--insecure-plain-http".to_owned()],
-        (false, _) => Vec::new(),
-    });
+    let mut command = owner_command(launch, recipe, &dir, &run);
     command.extend(typed.iter().cloned());
     let needs = launch.owner.clone().unwrap_or_default();
     let spec = RoleSpec {
@@ -479,6 +452,39 @@ pub fn launch_owner(
         shown,
         runs,
     })
+}
+
+/// The command of an owner, without further options of `sinew train`.
+fn owner_command(launch: &LaunchPlan, recipe: &Path, dir: &Path, run: &str) -> Vec<String> {
+    let in_cluster = launch.on == LaunchOn::Kubernetes;
+    let file = if in_cluster {
+        PathBuf::from(KUBERNETES_RECIPE_FILE)
+    } else {
+        recipe.to_owned()
+    };
+    let file = std::path::absolute(&file).unwrap_or(file);
+    let mut command = vec![
+        program(launch),
+        "train".to_owned(),
+        file.display().to_string(),
+        "--run-dir".to_owned(),
+        dir.display().to_string(),
+        "--resume".to_owned(),
+        "--on".to_owned(),
+        typed_engine(launch),
+    ];
+    let shared = launch
+        .kubernetes
+        .as_ref()
+        .is_some_and(|k| k.claim.is_some());
+    command.extend(match (in_cluster, shared) {
+        // Roles find the authority of the run in its folder.
+        (true, true) => vec!["--tls-host".to_owned(), format!("{run}-owner")],
+        // They have no common folder; the network policy says who reaches the owner.
+        (true, false) => vec!["--insecure-plain-http".to_owned()],
+        (false, _) => Vec::new(),
+    });
+    command
 }
 
 /// The value of `--on` that stands for the engine of a recipe.

@@ -34,7 +34,7 @@ pub static KIND: EnvKind = EnvKind::new::<Python>(
     },
 );
 
-/// What workers get of the run.
+/// The parts of the run that workers get.
 #[derive(Default)]
 struct Surroundings {
     /// Limits of a worker.

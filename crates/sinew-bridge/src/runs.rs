@@ -41,7 +41,7 @@ pub(crate) struct UserQuestion {
     seed: u64,
 }
 
-/// What the workers of a pool may ask of the host: sandboxes for code, made when the first is needed, and the
+/// The help that workers of a pool may ask for: sandboxes for code, made when the first is needed, and the
 /// simulated user.
 pub(crate) struct HostHelp {
     code: PythonCode,

@@ -184,8 +184,8 @@ pub(crate) fn archive(folder: &Path) -> SandboxResult<Vec<u8>> {
         .map_err(|e| io("pack a root", e))
 }
 
-/// An unpacked image as a tar file, for engines that need it whole. Owners and times are kept: compiled Python
-/// is valid only with the time of its source.
+/// An unpacked image as a tar file, for engines that need it whole. Owners and times are kept: compiled
+/// Python is valid only with the time of its source.
 pub(crate) fn archive_image<W: Write>(image: &Path, out: W) -> SandboxResult<W> {
     let mut builder = tar::Builder::new(out);
     add(&mut builder, image, Path::new(""), true)

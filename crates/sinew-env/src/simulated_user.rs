@@ -7,9 +7,7 @@ use sinew_types::Message;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UserError {
     /// The recipe has none.
-    #[error(
-        "the recipe has no simulated user\n  hint: add [user] with `model`, and `url` for a server"
-    )]
+    #[error("the recipe has no simulated user: add [user] with `model`, and `url` for a server")]
     Missing,
     /// It could not be asked, or did not answer.
     #[error("the simulated user does not answer: {0}")]

@@ -96,7 +96,7 @@ impl Service {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it is no compose file. A file that is one, but needs more than one plain service, is the inner error.
+    /// If it is no compose file. A file that needs more than one plain service is the inner error.
     pub fn parse(path: &Path, text: &str) -> Result<Result<Self, SkipReason>, HarborError> {
         let file: ComposeFile = serde_saphyr::from_str(text).map_err(|e| HarborError::Format {
             path: path.into(),

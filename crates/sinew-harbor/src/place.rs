@@ -1,8 +1,8 @@
 //! The place of an episode: a machine with a writable root, or a sandbox whose work folder stands in for one.
 //!
 //! In a machine, tests and logs have the paths of the format (`/tests`, `/logs`), and files are moved by the
-//! sandbox itself: no program of the image takes part. In a sandbox, they are below `/tmp`, and exist only while
-//! they are needed; its programs are those of the host.
+//! sandbox itself: no program of the image takes part. In a sandbox, they are below `/tmp`, and exist only
+//! while they are needed; its programs are those of the host.
 
 use sinew_sandbox::{
     Ending, Entry, EntryKind, ExecOptions, ExecRequest, ExecResult, Program, Sandbox, SandboxError,

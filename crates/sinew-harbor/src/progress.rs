@@ -4,7 +4,7 @@ use crate::manifest::{MinReward, StepStrategy};
 use crate::rewards::{self, Rewards};
 use sinew_env::{Score, Unscored};
 
-/// What follows a verifier.
+/// The step that follows a verifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// The agent gets the step with this index.

@@ -115,8 +115,8 @@ impl RunPlan {
         Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
     }
 
-    /// Returns the plan without the keys that may differ between the sessions of a run: name, steps, wall time
-    /// and the places of its roles.
+    /// Returns the plan without the keys that may differ between the sessions of a run: name, steps, wall
+    /// time and the places of its roles.
     pub(crate) fn without_bounds(&self) -> Self {
         let mut same = self.clone();
         (same.train.steps, same.train.max_wall_s) = (1, 0.0);

@@ -1,5 +1,5 @@
-//! `sinew export`: the weights of a run as one model folder, adapters merged into the model that they adapt; or
-//! a model of a package, of the hub or in a GGUF file, in 32 bits as this program computes with it.
+//! `sinew export`: the weights of a run as one model folder, adapters merged into the model that they adapt;
+//! or a model of a package, of the hub or in a GGUF file, in 32 bits as this program computes with it.
 //!
 //! The folder has the form of Hugging Face: `config.json`, `model.safetensors`, `tokenizer.json` and the
 //! chat template. vLLM, SGLang and transformers load it, and so does `model = "FOLDER"` in a recipe.

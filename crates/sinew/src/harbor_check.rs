@@ -59,8 +59,8 @@ fn tasks(args: &HarborCheck<'_>, keys: &Harbor) -> Result<(HarborTasks, SandboxP
 /// Checks the tasks, and prints a line for each.
 ///
 /// # Errors
-/// If the folder is wrong or the level cannot be started; with status 1 if a task does not pass; with status 3
-/// if none can run here.
+/// If the folder is wrong or the level cannot be started; with status 1 if a task does not pass; with status
+/// 3 if none can run here.
 pub(crate) fn run(args: &HarborCheck<'_>, runtime: &Runtime) -> Result<(), Failure> {
     let keys = Harbor {
         held_out: Some(HeldOutTasks::Share(1.0)),
@@ -153,7 +153,7 @@ fn row(check: &TaskCheck) -> Value {
     })
 }
 
-/// Why a task does not pass.
+/// The reason why a task does not pass.
 fn why(check: &TaskCheck) -> Option<String> {
     let own = |of: &str, run: &CheckRun| run.why.as_ref().map(|why| format!("{of}: {why}"));
     let oracle = own("oracle", &check.oracle);

@@ -78,8 +78,8 @@ Exit codes: 0 done; 1 the system failed, or a run collapsed, learned nothing or 
             the program's status"
 )]
 struct Cli {
-    /// Authorities that clients of this command trust in addition to Mozilla's, as PEM; default: the file that
-    /// SINEW_TLS_CA names, if it is set
+    /// Authorities that clients of this command trust in addition to Mozilla's, as PEM; default: the file
+    /// that SINEW_TLS_CA names, if it is set
     #[arg(long, value_name = "FILE", global = true)]
     tls_ca: Option<PathBuf>,
     #[command(subcommand)]

@@ -42,7 +42,7 @@ pub(crate) fn exited(code: i32, printed: &str) -> Answer {
 
 type Programs = dyn FnMut(&Run, &mut Files) -> Answer + Send;
 
-/// What happened, and the files of each machine.
+/// The events of a test, and the files of each machine.
 pub(crate) struct World {
     programs: Mutex<Box<Programs>>,
     pub(crate) runs: Mutex<Vec<Run>>,

@@ -105,6 +105,22 @@ impl ProgramHarness {
         Self { programs, server }
     }
 
+    /// Refuses a task that is too large for a program.
+    fn check_size(&self, spec: &EpisodeSpec) -> Result<(), Refusal> {
+        let data = if self.programs.agent_scores() {
+            spec.task.data.to_string().len()
+        } else {
+            0
+        };
+        let bytes = spec.task.prompt.len().max(data);
+        if bytes > MAX_TASK_BYTES {
+            return Err(harness(&format!(
+                "the task has {bytes} bytes, a program takes {MAX_TASK_BYTES}"
+            )));
+        }
+        Ok(())
+    }
+
     /// Runs one episode: opens a rollout, runs the program, finishes the rollout, and grades the answer.
     ///
     /// The time of the program is the shorter of its own limit and that of the episode. An open rollout is
@@ -120,17 +136,7 @@ impl ProgramHarness {
             let hosted = Box::pin(self.hosted(parts, options, spec));
             return owned(spec.episode.as_str(), hosted).await;
         }
-        let data = if self.programs.agent_scores() {
-            spec.task.data.to_string().len()
-        } else {
-            0
-        };
-        let bytes = spec.task.prompt.len().max(data);
-        if bytes > MAX_TASK_BYTES {
-            return Err(harness(&format!(
-                "the task has {bytes} bytes, a program takes {MAX_TASK_BYTES}"
-            )));
-        }
+        self.check_size(spec)?;
         let access = self.server.open(parts, options, spec);
         let access = access.map_err(|e| harness(&e))?;
         let limit = self.programs.timeout().min(options.timeout);

@@ -159,6 +159,13 @@ impl Hosts {
         Some((at, state.hosts[at].api.clone()))
     }
 
+    /// The host with this address.
+    pub(crate) fn at(&self, url: &str) -> Option<Api> {
+        let state = self.lock();
+        let host = state.hosts.iter().find(|host| host.api.url() == url);
+        host.map(|host| host.api.clone())
+    }
+
     /// A sandbox was not made on a host. `full`: it has no room.
     pub(crate) fn not_made(&self, at: usize, full: bool) {
         let mut state = self.lock();

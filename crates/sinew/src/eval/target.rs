@@ -18,7 +18,7 @@ pub(super) struct TargetArgs {
     /// with --model URL: the server is sent messages, by /v1/chat/completions
     #[arg(long, value_name = "MODEL", requires = "bench")]
     tokenizer: Option<String>,
-    /// Name of the model at the server of --model URL that is sent messages. Left out: the first that it lists
+    /// Name of the model at the server of --model URL. Left out: the first that it lists
     #[arg(long, value_name = "NAME", requires = "bench")]
     served_name: Option<String>,
     /// Model that plays the user of tau2: its name at --user-url, else a source as in a recipe, loaded here
@@ -52,7 +52,7 @@ pub(super) fn price(text: &str) -> Result<[f64; 2], String> {
 pub(super) struct Target {
     /// As it was named.
     pub(super) name: String,
-    /// Source of the model in recipes, or of the tokenizer for servers; `None`: the servers are sent messages.
+    /// Source of the model in recipes, or of the tokenizer for servers; `None`: servers get messages.
     pub(super) source: Option<String>,
     /// Servers that it is behind.
     pub(super) servers: Option<MeasuredServers>,

@@ -101,16 +101,13 @@ fn rows() -> Vec<(String, String)> {
     text.lines().map(row).collect()
 }
 
-#[test]
-fn a_model_that_only_chats_is_measured_with_the_counts_of_its_server() {
+/// A server that answers the first half of the rows right; the last task is cut and not counted.
+fn half_right() -> (String, Seen) {
     let rows = rows();
-    let (url, seen) = server(move |body| {
+    server(move |body| {
         let asked = body["messages"][0]["content"].as_str().unwrap();
-        let at = rows
-            .iter()
-            .position(|(q, _)| asked.contains(q.as_str()))
-            .unwrap();
-        // The first half of the rows is answered right; the last task is cut and not counted.
+        let known = |(question, _): &(String, String)| asked.contains(question.as_str());
+        let at = rows.iter().position(known).unwrap();
         match at {
             0..100 => says(&format!("The answer is {}.", rows[at].1)),
             150.. => (
@@ -120,75 +117,52 @@ fn a_model_that_only_chats_is_measured_with_the_counts_of_its_server() {
             ),
             _ => says("The answer is -17."),
         }
-    });
+    })
+}
+
+#[test]
+fn a_model_that_only_chats_is_measured_with_the_counts_of_its_server() {
+    let (url, seen) = half_right();
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("eval");
-    let short = [
-        "--data",
-        "data/gsm8k-200.jsonl",
-        "--tasks",
-        "4",
-        "--samples",
-        "2",
-        "--price",
-        "1,2",
-    ];
+    let short = "--data data/gsm8k-200.jsonl --tasks 4 --samples 2 --price 1,2";
+    let short: Vec<&str> = short.split(' ').collect();
     let last = last_line(&bench("gsm8k", &url, &run, &short).output().unwrap());
     let result = &last["results"][0];
     assert_eq!(result["greedy"]["success"]["mean"], 0.5, "{result}");
     assert_eq!(result["sampled"]["all_at"]["2"]["mean"], 0.5, "{result}");
-    assert_eq!(
-        result["greedy"]["counts"]["truncated"],
-        json!({"server": 1}),
-        "{result}"
-    );
+    let truncated = &result["greedy"]["counts"]["truncated"];
+    assert_eq!(truncated, &json!({"server": 1}), "{result}");
     assert_eq!(result["is_text_only"], true);
     let served = &result["served"];
-    assert_eq!(
-        (&served["requests"], &served["uncounted"]),
-        (&json!(12), &json!(3)),
-        "{result}"
-    );
-    assert!(
-        served["prompt"].as_u64().unwrap() > 900 && result["tokens"]["prompt"] == served["prompt"]
-    );
+    let counts = (&served["requests"], &served["uncounted"]);
+    assert_eq!(counts, (&json!(12), &json!(3)), "{result}");
+    assert!(served["prompt"].as_u64().unwrap() > 900);
+    assert_eq!(result["tokens"]["prompt"], served["prompt"]);
     assert!(result["tokens"]["cost"].as_f64().unwrap() > 0.0);
-    assert_eq!(
-        result["contamination"]["why"],
-        "the model is behind a server"
-    );
+    let why = &result["contamination"]["why"];
+    assert_eq!(why, "the model is behind a server");
     let report = fs::read_to_string(run.join("report.md")).unwrap();
     assert!(
         report.contains("neither token ids nor log-probs"),
         "{report}"
     );
     for body in seen.lock().unwrap().iter() {
-        assert_eq!(
-            (&body["model"], &body["max_tokens"]),
-            (&json!("listed"), &json!(512)),
-            "{body}"
-        );
+        let sent = (&body["model"], &body["max_tokens"]);
+        assert_eq!(sent, (&json!("listed"), &json!(512)), "{body}");
         assert!(body.get("tools").is_none(), "{body}");
     }
-    // What was said can be read in the folder, and a result that is there is not measured again.
+    // The folder has the messages, and a result that is there is not measured again.
     let mut show = sinew();
-    let shown = show
+    let show = show
         .args(["episodes", "--json", "--run-dir"])
-        .arg(run.join("gsm8k"))
-        .output();
-    assert_eq!(
-        String::from_utf8_lossy(&shown.unwrap().stdout)
-            .lines()
-            .count(),
-        12
-    );
+        .arg(run.join("gsm8k"));
+    let shown = show.output().unwrap().stdout;
+    assert_eq!(String::from_utf8_lossy(&shown).lines().count(), 12);
     let before = seen.lock().unwrap().len();
     let again = [&short[..], &["--resume"]].concat();
-    assert_eq!(
-        last,
-        last_line(&bench("gsm8k", &url, &run, &again).output().unwrap())
-    );
-    assert_eq!(seen.lock().unwrap().len(), before);
+    let repeated = last_line(&bench("gsm8k", &url, &run, &again).output().unwrap());
+    assert_eq!((last, seen.lock().unwrap().len()), (repeated, before));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The scripts that generate tasks in the format of Harbor, compare rewards with Harbor's and measure the gain.
+//! The scripts that generate tasks in the format of Harbor, compare rewards with Harbor's and measure the
+//! gain.
 
 use crate::{root, run_ok};
 use std::process::Command;
