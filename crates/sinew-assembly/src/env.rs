@@ -339,6 +339,19 @@ pub(crate) fn in_run(recipe: &RunPlan, folder: &Path) -> RunPlan {
     }
 }
 
+/// Same as [`world`], with the judges of a run, for the run in `folder`.
+///
+/// # Errors
+/// Fails as [`world`] does.
+pub(crate) fn in_run_world(
+    recipe: &RunPlan,
+    folder: &Path,
+    tasks: &Tasks,
+    bench: &Bench,
+) -> Result<World, Failure> {
+    world_with(&in_run(recipe, folder), tasks, bench)
+}
+
 /// Same as [`world`], with the judges of a run.
 pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Result<World, Failure> {
     made_world(recipe, tasks, Some(bench))

@@ -63,6 +63,12 @@ pub(crate) fn build(
             let harness = ServiceHarness::new(service(section), Arc::new(model));
             return Ok(Arc::new(harness.map_err(Failure::system)?));
         }
+        (HarnessSection::Service(_), None) => {
+            return Err(Failure::input(
+                "harness.type = \"service\": the service reaches the model at an address\n  hint: --serve \
+                 127.0.0.1:8080, here or on each worker",
+            ));
+        }
         (harness, _) => match program(harness)? {
             Some(section) => told(section, &recipe.rollout),
             // Live agents drive themselves.

@@ -21,6 +21,9 @@
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
 //! | `tinker` | `trainer`, `engine` | training and sampling at a Tinker service |
+//! | `sampling` | `rollout`, `engine` | what samples the episodes: this process, or workers |
+//! | `owner` | `rollout` | the address of a run for workers and other roles |
+//! | `worker` | all but those of training | the parts of a worker |
 //! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
@@ -64,6 +67,7 @@ mod listen;
 mod live;
 mod measure;
 mod model;
+mod owner;
 mod plan;
 mod publish;
 mod python;
@@ -73,6 +77,7 @@ mod replay;
 mod reward;
 mod run_model;
 mod run_pins;
+mod sampling;
 mod scoring;
 mod servers;
 mod shape;
@@ -85,6 +90,7 @@ mod tinker;
 mod tinker_service;
 mod token;
 mod torch;
+mod worker;
 
 pub use adapter::AdapterFolder;
 pub use chat_server::{ChatServers, ServedUsage, served_usage};
@@ -131,16 +137,19 @@ pub use failure::Failure;
 pub use sinew_http::server::{Endpoint, Listener};
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
+pub use worker::{FollowedEngine, WorkerOptions, WorkerRun, follow_engine, join};
 
 use adapter::MeasuredAdapter;
 use learner::LearnerParts;
+use owner::{Owner, OwnerParts};
 use run_pins::{ADAPTER, DATA, RunPins};
+use sampling::Sampling;
 use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
 use sinew_pipeline::{
     CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, LateRewards, Pipeline,
-    RolloutParts, TurnSchedule,
+    RolloutParts, RunStore, TurnSchedule,
 };
 use sinew_recipe::{EngineType, Order, RunPlan, TrainMode};
 use sinew_render::Renderer;
@@ -211,6 +220,8 @@ pub struct Session<'a> {
     pub bus: Bus,
     /// Turns true when the run is asked to stop.
     pub cancel: watch::Receiver<bool>,
+    /// Asks the run to stop.
+    pub stop: watch::Sender<bool>,
     /// Judges of the run: their stored decisions, and the run that a spent budget ends.
     pub bench: Bench,
     /// Time at which this session started. Wall times are measured from it.
@@ -270,21 +281,20 @@ pub fn pipeline(
     let adapter = how.adapter.map(MeasuredAdapter::read).transpose()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
-    let in_run = env::in_run(recipe, dir.path());
-    let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
-    let (taskset, envs) = (world.taskset, world.envs);
-    check_training_tasks(recipe, how.goal, taskset.as_ref())?;
+    let world = env::in_run_world(recipe, dir.path(), &session.tasks, &session.bench)?;
+    check_training_tasks(recipe, how.goal, world.taskset.as_ref())?;
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
     let adapted = adapter.as_ref().map(MeasuredAdapter::digest);
     let outside = [(DATA, digest), (ADAPTER, adapted)];
-    pins.inputs(recipe, envs.as_ref(), &session, outside)?;
+    pins.inputs(recipe, world.envs.as_ref(), &session, outside)?;
     let rewards = pins.rewards(recipe);
     let mut store = store::open_for(how.goal, &recipe.store, dir)?;
     let (weights, shape) = start_model(&pins.plan, renderer.as_ref(), dir.path())?;
     let algorithm = plan::algorithm(recipe)?;
-    let config = plan::pipeline(recipe, how, dir, taskset.as_ref(), &algorithm)?;
+    let config = plan::pipeline(recipe, how, dir, world.taskset.as_ref(), &algorithm)?;
     store.draws_per_step = config.core.draws_per_step();
+    let owner = owner(recipe, &session, &pins, (how.goal, &store), &renderer)?;
     let parts = LearnerParts {
         device: &device,
         weights,
@@ -293,36 +303,37 @@ pub fn pipeline(
         renderer: &renderer,
         fence: store.fence.clone(),
     };
-    let begun = learner::begin(recipe, pins, parts, &session)?;
+    let mut begun = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
     let own = engine::threads(recipe, &device);
-    let (shown, path) = (renderer.as_ref(), dir.path());
-    let mut run = run_info(recipe, path, envs.as_ref(), shown, &own, rewards);
-    run.provenance.adapter = adapter.as_ref().map(|a| a.name.clone());
-    let gold = source::Gold::new(&taskset, &envs, &renderer, run.clone());
+    let run = info(recipe, &session, &world, (&renderer, &own), rewards);
+    let gold = source::Gold::new(&world.taskset, &world.envs, &renderer, run.clone());
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
-    let first = &begun.first;
-    let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &shape, first)?;
-    adapter.map_or(Ok(()), |a| a.load(engine.as_ref()))?;
-    let wait = world.sandbox_wait;
-    let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
-    let transport = publish::transport(recipe, engine, begun.first, begun.turns, &session)?;
-    let options = plan::trained_options(recipe);
-    let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
-    let turns = plan::turns(recipe, &config.core);
-    let parts = rollout_parts(recipe, dir, episode, options, taskset, cross, turns);
-    let (rollouts, groups) = rollouts(&session, parts, &renderer, &store.traces);
+    let sampling = Sampling {
+        recipe,
+        session: &session,
+        device: &own,
+        renderer: &renderer,
+        grammars: &grammars,
+        shape: &shape,
+        store: &store,
+        world,
+        run,
+        adapter,
+        turns: plan::turns(recipe, &config.core),
+    };
+    let sampled = sampling.begin(&mut begun, owner, &mut late)?;
     described(&session, &shape, &own)?;
     let pipeline = Pipeline {
         config,
         algorithm: Arc::new(algorithm),
-        rollouts: Box::new(rollouts),
-        groups: Some(Box::new(groups)),
-        source: live.or(source),
+        rollouts: sampled.rollouts,
+        groups: Some(Box::new(sampled.groups)),
+        source: sampled.live.or(source),
         late,
         learner: begun.learner,
-        transport,
+        transport: sampled.transport,
         store,
         grammars,
         bus: session.bus,
@@ -330,6 +341,37 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// The facts of a run with its environments.
+fn info(
+    recipe: &RunPlan,
+    session: &Session<'_>,
+    world: &World,
+    (renderer, device): (&Arc<dyn Renderer>, &Cpu),
+    rewards: BTreeMap<String, String>,
+) -> RunInfo {
+    let (dir, envs) = (session.dir.path(), world.envs.as_ref());
+    run_info(recipe, dir, envs, renderer.as_ref(), device, rewards)
+}
+
+/// The address of the run for workers and other roles, if it has one.
+fn owner(
+    recipe: &RunPlan,
+    session: &Session<'_>,
+    pins: &RunPins,
+    (goal, store): (Goal, &RunStore),
+    renderer: &Arc<dyn Renderer>,
+) -> Result<Option<Owner>, Failure> {
+    Owner::open(&OwnerParts {
+        recipe,
+        pinned: &pins.plan,
+        session,
+        goal,
+        fence: &store.fence,
+        versions: pins.versions(),
+        renderer: renderer.as_ref(),
+    })
 }
 
 /// Refuses to run training episodes of tasks that are all held out.

@@ -36,16 +36,20 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// Address of a run's gateway.
+/// Addresses of a run: of its gateway, and of the roles that work for it.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ServeAt {
     /// Address at which agents outside reach the run's model, as in 127.0.0.1:8080; needed with
     /// harness.type = "live" or "service", refused without
     #[arg(long, value_name = "ADDR")]
     serve: Option<SocketAddr>,
-    /// File with the token that opens the control API of --serve; default: RUN/control-token, which is
-    /// made
-    #[arg(long, requires = "serve")]
+    /// Address at which workers and other roles reach the run, as in 0.0.0.0:9000: they run its episodes,
+    /// see docs/workers.md
+    #[arg(long, value_name = "ADDR")]
+    control: Option<SocketAddr>,
+    /// File with the token that opens the control API of --serve, and that every role of --control has;
+    /// default: RUN/control-token, which is made
+    #[arg(long, value_name = "FILE")]
     control_token_file: Option<PathBuf>,
     /// Address at which agents reach --serve, if it is another one
     #[arg(long, requires = "serve")]
@@ -61,6 +65,7 @@ impl ServeAt {
         let token = self.control_token_file.as_ref();
         let all = [
             ("serve", self.serve.map(|address| address.to_string())),
+            ("control", self.control.map(|address| address.to_string())),
             (
                 "control-token-file",
                 token.map(|file| file.display().to_string()),
@@ -79,7 +84,15 @@ impl ServeAt {
     /// If such a harness has no address, or another one has one, which would have no effect.
     pub fn address(&self, harness: &HarnessSection) -> Result<Option<SocketAddr>, Failure> {
         let kind = harness.name();
+        if let (None, None, Some(file)) = (self.serve, self.control, &self.control_token_file) {
+            return Err(Failure::input(format!(
+                "--control-token-file {}: it has no effect without --serve or --control; leave it out",
+                file.display()
+            )));
+        }
         match (self.serve, harness.is_served()) {
+            // Each worker serves its own gateway.
+            (None, true) if self.control.is_some() && harness.live().is_none() => Ok(None),
             (None, true) => Err(Failure::input(format!(
                 "harness.type = \"{kind}\": agents outside need an address\n  hint: --serve 127.0.0.1:8080"
             ))),
@@ -91,11 +104,32 @@ impl ServeAt {
         }
     }
 
+    /// The address for roles, if the run has one.
+    pub fn control(&self) -> Option<SocketAddr> {
+        self.control
+    }
+
+    /// Whether the file of the token was named.
+    pub(crate) fn names_token(&self) -> bool {
+        self.control_token_file.is_some()
+    }
+
+    /// The same addresses for a worker, which has only a gateway.
+    #[must_use]
+    pub fn of_worker(serve: Option<SocketAddr>, public_url: Option<String>, tls: TlsArgs) -> Self {
+        Self {
+            serve,
+            public_url,
+            tls,
+            ..Self::default()
+        }
+    }
+
     /// The file with the control token, and the token. The file of a run is made once.
     ///
     /// # Errors
     /// If it cannot be made or read, or is too short to be secret.
-    fn token(&self, dir: &RunDir) -> Result<(PathBuf, String), Failure> {
+    pub(crate) fn token(&self, dir: &RunDir) -> Result<(PathBuf, String), Failure> {
         let given = self.control_token_file.clone();
         let path = given.unwrap_or_else(|| dir.path().join("control-token"));
         if self.control_token_file.is_none() && !path.exists() {

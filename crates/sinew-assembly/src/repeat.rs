@@ -6,6 +6,7 @@ use crate::{Invocation, ServeAt, Session, pipeline, tasks};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, StepRecord};
 use sinew_pipeline::run;
+use sinew_recipe::RolloutPlace;
 use sinew_runs::{Resume, RunDir, checkpoint_of, copy_before};
 use sinew_train::checkpoint::weights_hash;
 use std::path::Path;
@@ -52,7 +53,9 @@ pub fn repeat_steps(
         let restored = std::fs::copy(&began, copy.join("recipe.toml"));
         restored.map_err(|e| Failure::system(format!("{}: {e}", began.display())))?;
     }
-    let recipe = crate::environments::recipe_of(copy)?;
+    let mut recipe = crate::environments::recipe_of(copy)?;
+    // Its episodes are in the store.
+    recipe.rollout.place = RolloutPlace::Here;
     let allow_change = allow_change.iter().cloned();
     let resume = Resume {
         allow_change: allow_change.chain(NOT_RUN.map(str::to_owned)).collect(),
@@ -67,6 +70,7 @@ pub fn repeat_steps(
         runtime,
         bus,
         cancel: cancel.clone(),
+        stop: watch::channel(false).0,
         bench: Bench::default(),
         started: Instant::now(),
         serve: ServeAt::default(),

@@ -193,7 +193,7 @@ impl RunPins {
         session: &Session<'_>,
         others: impl IntoIterator<Item = (&'static str, Option<String>)>,
     ) -> Result<(), Failure> {
-        self.new.inputs = inputs(recipe, envs, &session.tasks.digests)?;
+        self.new.inputs = versions(recipe, envs, &session.tasks.digests)?;
         let others = others.into_iter();
         let others = others.filter_map(|(name, hash)| Some((name.to_owned(), hash?)));
         self.new.inputs.extend(others);
@@ -207,29 +207,16 @@ impl RunPins {
         Ok(())
     }
 
+    /// Versions of what a worker must have as well: rows, environments, functions and rubrics.
+    pub(crate) fn versions(&self) -> BTreeMap<String, String> {
+        let mut versions = self.new.inputs.clone();
+        versions.retain(|name, _| ![DATA, ADAPTER].contains(&name.as_str()));
+        versions
+    }
+
     /// Versions of the rewards: of their keys in the recipe, and of the files that it names.
     pub(crate) fn rewards(&self, recipe: &RunPlan) -> BTreeMap<String, String> {
-        let files = self.new.inputs.iter().filter_map(|(name, version)| {
-            let name = if name.starts_with(REWARD) {
-                name.clone()
-            } else {
-                format!("{REWARD}{}", name.strip_suffix(".rubric")?)
-            };
-            Some((name, version.get(..16).unwrap_or(version).to_owned()))
-        });
-        let mut versions: BTreeMap<String, String> = files.collect();
-        for world in recipe.worlds() {
-            if let Some(text) = world.reward.and_then(|r| serde_json::to_vec(r).ok()) {
-                let hash = blake3::hash(&text).to_hex();
-                let own = world.env.name.as_str();
-                let name = format!(
-                    "{REWARD}section{}{own}",
-                    if own.is_empty() { "" } else { "." }
-                );
-                versions.insert(name, hash[..16].to_owned());
-            }
-        }
-        versions
+        reward_versions(recipe, &self.new.inputs)
     }
 
     /// Keeps what the session stands on in its folder, and reports what changed. `step` is the last one that
@@ -261,6 +248,35 @@ impl RunPins {
     }
 }
 
+/// Versions of the rewards of a recipe: of their keys, and of the files that it names, whose versions are
+/// among `inputs`.
+pub(crate) fn reward_versions(
+    recipe: &RunPlan,
+    inputs: &BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    let files = inputs.iter().filter_map(|(name, version)| {
+        let name = if name.starts_with(REWARD) {
+            name.clone()
+        } else {
+            format!("{REWARD}{}", name.strip_suffix(".rubric")?)
+        };
+        Some((name, version.get(..16).unwrap_or(version).to_owned()))
+    });
+    let mut versions: BTreeMap<String, String> = files.collect();
+    for world in recipe.worlds() {
+        if let Some(text) = world.reward.and_then(|r| serde_json::to_vec(r).ok()) {
+            let hash = blake3::hash(&text).to_hex();
+            let own = world.env.name.as_str();
+            let name = format!(
+                "{REWARD}section{}{own}",
+                if own.is_empty() { "" } else { "." }
+            );
+            versions.insert(name, hash[..16].to_owned());
+        }
+    }
+    versions
+}
+
 /// The newest whole checkpoint of a run, or the one that the source names.
 fn newest(source: &str, named: String) -> Result<PinnedWeights, Failure> {
     let run = run_model(source)?;
@@ -275,7 +291,10 @@ fn newest(source: &str, named: String) -> Result<PinnedWeights, Failure> {
 }
 
 /// Inputs outside of a recipe that it names, with a hash or version of each; `rows` are those of its tasks.
-fn inputs(
+///
+/// # Errors
+/// If a file cannot be read.
+pub(crate) fn versions(
     recipe: &RunPlan,
     envs: &dyn EnvFactory,
     rows: &BTreeMap<String, String>,

@@ -143,6 +143,13 @@ pub enum RunEvent {
         /// Path of the file with the token that authorizes new rollouts.
         token_file: std::path::PathBuf,
     },
+    /// Workers and other roles reach the run.
+    Controlled {
+        /// Address without a path.
+        url: String,
+        /// Path of the file with the token of every role.
+        token_file: std::path::PathBuf,
+    },
     /// The run enters another phase.
     Phase(Phase),
     /// Sent about four times a second while episodes run.

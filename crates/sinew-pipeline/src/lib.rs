@@ -27,6 +27,7 @@ mod rollouts;
 mod score;
 mod scoring_models;
 mod state;
+mod stored;
 mod trainer_error;
 mod trust;
 
@@ -44,6 +45,7 @@ pub use ports::{
     GroupRequest, GroupScores, Learner, ResumeCondition, RolloutReading, Rollouts, SampleSource,
     ScoredGroup, SourceGroups, StoredEpisode, Waker, WeightsTransport,
 };
-pub use rollouts::{ChangedParts, EngineRollouts, RolloutParts, TurnSchedule};
+pub use rollouts::{EngineRollouts, RolloutParts, TurnSchedule};
 pub use scoring_models::{FrozenModel, Reference, ScoringModels};
 pub use state::{RunStore, SavedState};
+pub use stored::{ChangedParts, StoredEpisodes, StoredParts};

@@ -3,15 +3,13 @@
 use crate::cross_policy::CrossPolicy;
 use crate::in_flight::InFlightFile;
 use crate::ports::{ResumeCondition, RolloutReading, Rollouts, StoredEpisode, Waker};
+use crate::stored::{ChangedParts, StoredEpisodes, StoredParts};
 use sinew_algo::TurnStages;
 use sinew_env::Taskset;
-use sinew_orchestrator::{BOARD, Draw, PipelineError, RolloutProgress, completed, draw_of};
-use sinew_rollout::{
-    BatchError, EpisodeOptions, EpisodeParts, InFlight, REWARD, ResumedCounts, Runner, outcomes_of,
-};
+use sinew_orchestrator::{BOARD, Draw, PipelineError, RolloutProgress, draw_of};
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, InFlight, ResumedCounts, Runner};
 use sinew_store::TraceStore;
-use sinew_types::{EpisodeEnd, EpisodeId, Task};
-use std::collections::HashMap;
+use sinew_types::EpisodeId;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,14 +48,10 @@ pub struct EngineRollouts {
     options: EpisodeOptions,
     cross: Option<Arc<CrossPolicy>>,
     turns: Option<TurnSchedule>,
-    /// Has the scores of groups that an earlier session scored.
-    store: Arc<dyn TraceStore>,
+    /// Judges episodes that ended.
+    stored: StoredEpisodes,
     /// File and state of episodes in flight, for a resumed session.
     in_flight: Option<(InFlightFile, Arc<InFlight>)>,
-    /// Treatment of stored episodes that were run with other versions of the system's parts.
-    changed: ChangedParts,
-    /// Tasks of stored episodes, if these may be scored again.
-    known: HashMap<EpisodeId, Task>,
     /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
     rate: Rate,
@@ -99,21 +93,9 @@ pub struct TurnSchedule {
 
 impl TurnSchedule {
     /// Maximum turns of a draw.
-    fn turns(&self, draw: u64) -> u32 {
+    pub fn turns(&self, draw: u64) -> u32 {
         self.stages.turns(draw / self.draws_per_step.max(1))
     }
-}
-
-/// Treatment of stored episodes that wait for training when an environment, a tool or a reward has another
-/// version than when they ran.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangedParts {
-    /// They are run again.
-    RunAgain,
-    /// A changed reward scores them again; otherwise they are run again.
-    Rescore,
-    /// They are trained as they are.
-    Keep,
 }
 
 impl std::fmt::Debug for RolloutParts {
@@ -146,47 +128,21 @@ impl EngineRollouts {
                 Arc::clone(&store),
                 parts.max_in_flight,
             ),
-            store,
+            stored: StoredEpisodes::new(StoredParts {
+                store,
+                envs: Arc::clone(&parts.episode.envs),
+                renderer: Arc::clone(&parts.episode.renderer),
+                run: Arc::clone(&parts.episode.run),
+                score_timeout: parts.options.score_timeout,
+                changed: parts.changed,
+            }),
             parts: parts.episode,
             taskset: parts.taskset,
             options: parts.options,
             cross: parts.cross,
             turns: parts.turns,
             in_flight,
-            changed: parts.changed,
-            known: HashMap::new(),
             cancel,
-        }
-    }
-}
-
-impl EngineRollouts {
-    /// Scores episodes again for which only a reward has changed, several at a time. Episodes whose score
-    /// depends on a running environment or on their group stay marked as changed.
-    fn rescore(&mut self, episodes: &mut [StoredEpisode]) {
-        let envs = &self.parts.envs;
-        let (mut places, mut open) = (Vec::new(), Vec::new());
-        for (place, episode) in episodes.iter().enumerate() {
-            let Some(task) = self.known.remove(&episode.trace.episode) else {
-                continue;
-            };
-            let of_reward = |what: &String| what.starts_with(REWARD);
-            let whole = !matches!(episode.trace.end, EpisodeEnd::Failed { .. });
-            let alone = whole && envs.group_reward(&task).is_none();
-            if let (true, Some(reward)) = (alone, envs.reward(&task))
-                && episode.changed.as_ref().is_some_and(of_reward)
-            {
-                places.push(place);
-                open.push((&episode.trace, task, reward));
-            }
-        }
-        let renderer = self.parts.renderer.as_ref();
-        let scored = outcomes_of(open, renderer, self.options.score_timeout);
-        let outcomes = self.runtime.block_on(scored);
-        for (place, outcome) in places.into_iter().zip(outcomes) {
-            episodes[place].trace.outcome = outcome;
-            episodes[place].changed = None;
-            episodes[place].rescored = true;
         }
     }
 }
@@ -204,13 +160,8 @@ impl Rollouts for EngineRollouts {
         let taskset = self.taskset.as_ref();
         let specs: Result<Vec<_>, _> = draws.iter().map(|d| d.spec(taskset)).collect();
         let specs = specs.map_err(PipelineError::system)?;
-        if self.changed == ChangedParts::Rescore && temperature.is_none() {
-            for spec in &specs {
-                let stored = self.store.get(&spec.episode);
-                if stored.map_err(PipelineError::system)?.is_some() {
-                    self.known.insert(spec.episode.clone(), spec.task.clone());
-                }
-            }
+        if temperature.is_none() {
+            self.stored.begin(&specs)?;
         }
         // They run from now on, whatever this thread does before it waits for them.
         let _runtime = self.runtime.enter();
@@ -298,20 +249,7 @@ impl Rollouts for EngineRollouts {
             // Nobody looks again before the next episodes begin, which may be never.
             tick(look());
         }
-        let stored = finished.into_iter().map(|f| {
-            let judged =
-                f.known && self.changed != ChangedParts::Keep && f.trace.origin.purpose == "train";
-            let changed = judged.then(|| self.parts.run.changed_since(&f.trace));
-            Ok(StoredEpisode {
-                trace: completed(self.store.as_ref(), f.trace)?,
-                known: f.known,
-                changed: changed.flatten(),
-                rescored: false,
-            })
-        });
-        let mut stored: Vec<StoredEpisode> = stored.collect::<Result<_, PipelineError>>()?;
-        self.rescore(&mut stored);
-        Ok(stored)
+        self.stored.ended(&self.runtime, finished)
     }
 
     fn is_running(&self) -> bool {

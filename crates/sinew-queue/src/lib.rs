@@ -5,7 +5,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `server` | [`QueueServer`]: bounded calls with a token, waits that take no thread |
+//! | `server` | [`QueueServer`]: bounded calls with a token, waits that take no thread; [`QueueRoutes`]: its routes |
 //! | `client` | [`HttpQueue`]: the queue behind an address; lost answers are asked for again |
 //! | `wire`, `replies` | calls as bytes; answers that may be asked for twice |
 //! | `place` | [`open`]: a queue by its address or its folder |
@@ -35,5 +35,5 @@ pub use dead_letters::{bury, listed};
 pub use feed::{Feed, FeedOutcome};
 pub use place::{Place, QUEUE_NAME, open};
 pub use scorer::{Score, ScoreError, ScoredCounts, ScorerConfig, score_rows};
-pub use server::{Clock, QueueServer, QueueServerConfig, system_clock};
+pub use server::{Clock, QueueRoutes, QueueServer, QueueServerConfig, system_clock};
 pub use wire::{MAX_LEASE, MAX_PAGE, MAX_REQUEST};

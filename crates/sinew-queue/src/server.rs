@@ -80,13 +80,93 @@ impl fmt::Debug for QueueServerConfig {
     }
 }
 
+/// Routes of a queue, for a listener that may have others, too. Waits end and the queue is not watched any
+/// more once the value is dropped.
+pub struct QueueRoutes {
+    api: Api,
+    stop: watch::Sender<bool>,
+    watcher: Option<std::thread::JoinHandle<()>>,
+}
+
+impl fmt::Debug for QueueRoutes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueRoutes").finish_non_exhaustive()
+    }
+}
+
+impl QueueRoutes {
+    /// Watches the queue from now on. Every call must bring `token`; `clock` is that of all leases; `sweep`
+    /// is described at [`QueueServerConfig::sweep`].
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(
+        queue: Arc<dyn Queue>,
+        token: &str,
+        clock: Clock,
+        sweep: Option<(Duration, usize)>,
+    ) -> std::io::Result<Self> {
+        let (stop, stopped) = watch::channel(false);
+        let (changes, changed) = watch::channel(0);
+        let base = system_clock()().wrapping_mul(1000);
+        let sweep = sweep.map(|(every, keep)| (every, keep, Arc::clone(&clock)));
+        let watcher = watch_changes(Arc::clone(&queue), sweep, base, changes, stopped.clone())?;
+        let api = Api {
+            queue,
+            secret: blake3::hash(token.as_bytes()),
+            clock,
+            calls: Arc::new(Semaphore::new(MAX_CALLS)),
+            waits: Arc::new(Semaphore::new(MAX_WAITS)),
+            replies: Arc::default(),
+            base,
+            changed,
+            stopped,
+        };
+        Ok(Self {
+            api,
+            stop,
+            watcher: Some(watcher),
+        })
+    }
+
+    /// The routes `/queue` and `/queue/wait`.
+    pub fn router(&self) -> Router {
+        router(Router::new(), self.api.clone())
+    }
+
+    /// Whether a request brings the token.
+    pub fn authorizes(&self, headers: &HeaderMap) -> bool {
+        self.api.authorize(headers).is_ok()
+    }
+
+    /// Ends all waits. Calls are still answered.
+    pub fn end_waits(&self) {
+        // Nobody waits if nobody receives it.
+        let _ = self.stop.send(true);
+    }
+
+    /// Ends waits, and returns when nothing watches the queue any more.
+    pub async fn stop(mut self) {
+        self.end_waits();
+        if let Some(watcher) = self.watcher.take() {
+            let _ = tokio::task::spawn_blocking(|| watcher.join()).await;
+        }
+    }
+}
+
+impl Drop for QueueRoutes {
+    fn drop(&mut self) {
+        self.end_waits();
+    }
+}
+
 /// A queue that is served until it is stopped or dropped.
 #[derive(Debug)]
 pub struct QueueServer {
     address: SocketAddr,
+    routes: QueueRoutes,
     stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
-    watcher: Option<std::thread::JoinHandle<()>>,
+    task: Option<JoinHandle<()>>,
 }
 
 impl QueueServer {
@@ -97,24 +177,11 @@ impl QueueServer {
     pub async fn start(queue: Arc<dyn Queue>, serving: QueueServerConfig) -> std::io::Result<Self> {
         let listener = serving.listen.clone().bind().await?;
         let address = listener.local_addr()?;
-        let (stop, stopped) = watch::channel(false);
-        let (changes, changed) = watch::channel(0);
-        let base = system_clock()().wrapping_mul(1000);
-        let watched = Arc::clone(&queue);
-        let watcher = watch_changes(watched, &serving, base, changes, stopped.clone())?;
-        let api = Api {
-            queue,
-            secret: blake3::hash(serving.token.as_bytes()),
-            clock: serving.clock,
-            calls: Arc::new(Semaphore::new(MAX_CALLS)),
-            waits: Arc::new(Semaphore::new(MAX_WAITS)),
-            replies: Arc::default(),
-            base,
-            changed,
-            stopped: stopped.clone(),
-        };
-        let mut ending = stopped;
-        let (guard, router) = (guard(api.clone()), router(api));
+        let routes = QueueRoutes::start(queue, &serving.token, serving.clock, serving.sweep)?;
+        let (stop, mut ending) = watch::channel(false);
+        let healthy = get(async || Json(json!({"status": "ok"})));
+        let router = router(Router::new().route("/health", healthy), routes.api.clone());
+        let guard = guard(routes.api.clone());
         let task = tokio::spawn(async move {
             // An error means that the server was dropped.
             let stop = async { drop(ending.wait_for(|stop| *stop).await) };
@@ -125,9 +192,9 @@ impl QueueServer {
         });
         Ok(Self {
             address,
+            routes,
             stop,
-            task,
-            watcher: Some(watcher),
+            task: Some(task),
         })
     }
 
@@ -138,10 +205,13 @@ impl QueueServer {
 
     /// Ends waits, lets running calls end, and returns when nothing uses the queue any more.
     pub async fn stop(mut self) {
+        self.routes.end_waits();
         // It is gone if nothing listens, which is what is wanted.
         let _ = self.stop.send(true);
-        let _ = (&mut self.task).await;
-        if let Some(watcher) = self.watcher.take() {
+        if let Some(task) = self.task.take() {
+            let _ = task.await;
+        }
+        if let Some(watcher) = self.routes.watcher.take() {
             let _ = tokio::task::spawn_blocking(|| watcher.join()).await;
         }
     }
@@ -150,26 +220,29 @@ impl QueueServer {
 impl Drop for QueueServer {
     fn drop(&mut self) {
         let _ = self.stop.send(true);
-        self.task.abort();
+        if let Some(task) = &self.task {
+            task.abort();
+        }
     }
 }
 
 /// A thread that wakes waits at the queue's changes, so that they take no thread each, and sweeps it.
 fn watch_changes(
     queue: Arc<dyn Queue>,
-    serving: &QueueServerConfig,
+    sweep: Option<(Duration, usize, Clock)>,
     base: u64,
     changes: watch::Sender<u64>,
     stopped: watch::Receiver<bool>,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
-    let (clock, sweep) = (Arc::clone(&serving.clock), serving.sweep);
     let watch = move || {
         let (mut seen, mut swept) = (0, Instant::now());
         // An error means that the server was dropped.
         while !*stopped.borrow() && stopped.has_changed().is_ok() {
-            if let Some((_, keep)) = sweep.filter(|(every, _)| swept.elapsed() >= *every) {
+            let due = sweep.as_ref();
+            let due = due.filter(|(every, ..)| swept.elapsed() >= *every);
+            if let Some((_, keep, clock)) = due {
                 swept = Instant::now();
-                if let Err(error) = queue.sweep(keep, clock()) {
+                if let Err(error) = queue.sweep(*keep, clock()) {
                     tracing::error!(%error, "the queue cannot be swept");
                 }
             }
@@ -221,9 +294,9 @@ fn guard(api: Api) -> Guard {
     Guard::new(limits, key)
 }
 
-fn router(api: Api) -> Router {
-    Router::new()
-        .route("/health", get(async || Json(json!({"status": "ok"}))))
+/// The routes of the queue, in addition to others.
+fn router(others: Router<Api>, api: Api) -> Router {
+    others
         .route("/queue", get(stats))
         .route("/queue", post(call))
         .route("/queue/wait", get(wait))

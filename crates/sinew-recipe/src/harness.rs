@@ -574,6 +574,8 @@ fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
         "rollout.episode_timeout_s",
         "rollout.score_timeout_s",
         "rollout.cross_policy",
+        "rollout.ticket_lease_s",
+        "rollout.ticket_attempts",
         "tasks.sampling",
         "eval.tasks",
         "eval.episodes_per_task",

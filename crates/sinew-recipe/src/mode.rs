@@ -71,12 +71,13 @@ fn overlaps(plan: &RunPlan, rules: &mut Rules) {
         rules.custom("train.mode", &mode, why.into(), holds);
     };
     needs(
-        "needs episodes that the run samples itself: remove [data], or use mode = \"sync\"",
+        "needs episodes that the run samples itself or on workers (rollout.place), and [data] gives others: remove \
+         [data], or use mode = \"sync\"",
         plan.data.is_none(),
     );
     needs(
-        "needs episodes that the run samples itself, and with harness.type = \"live\" agents open them: use \
-         mode = \"sync\"",
+        "needs episodes that the run begins, and with harness.type = \"live\" agents open them: use mode = \
+         \"sync\"",
         plan.harness.live().is_none(),
     );
     let late = plan.reward.as_ref().and_then(|r| r.late());

@@ -8,7 +8,7 @@ use crate::messages::{self, explain};
 use crate::references::references;
 use crate::rule::Rule;
 use crate::typed::typed;
-use crate::{EnvSection, ModelSection, RecipeError, RunPlan, rules};
+use crate::{EnvSection, ModelSection, RecipeError, RolloutPlan, RunPlan, rules};
 use serde::{Deserialize, Serialize, Serializer};
 use sinew_algo::ConfigError;
 use sinew_env::Registry;
@@ -116,11 +116,15 @@ impl RunPlan {
     }
 
     /// Returns the plan without the keys that may differ between the sessions of a run: name, steps, wall
-    /// time and the places of its roles.
+    /// time, the processes in which episodes run, and the places of its roles.
     pub(crate) fn without_bounds(&self) -> Self {
         let mut same = self.clone();
         (same.train.steps, same.train.max_wall_s) = (1, 0.0);
         same.name.clear();
+        let places = RolloutPlan::default();
+        same.rollout.place = places.place;
+        same.rollout.ticket_lease_s = places.ticket_lease_s;
+        same.rollout.ticket_attempts = places.ticket_attempts;
         if let Some(trainer) = &mut same.trainer {
             trainer.clear_bounds();
         }

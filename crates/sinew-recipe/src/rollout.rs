@@ -31,6 +31,18 @@ choice! {
 }
 
 choice! {
+    /// The processes in which episodes run.
+    RolloutPlace {
+        /// Workers of other processes if the run is given `--control`, else the process of the run.
+        Auto = "auto",
+        /// The process of the run.
+        Here = "here",
+        /// Workers: a run without `--control` is refused.
+        Workers = "workers",
+    }
+}
+
+choice! {
     /// Thinking of earlier turns in the contexts that the model samples from.
     ThinkingHistory {
         /// It stays, whatever an agent or the chat template leaves out: an episode is one path.
@@ -123,6 +135,13 @@ section! {
         repair: Vec<GroupRepair>;
         /// Turns of one episode are drawn by two policies.
         cross_policy: CrossPolicySection;
+        /// The processes in which episodes run: workers of this or other hosts, started by
+        /// `sinew worker --role rollout`, or the process of the run. See docs/workers.md.
+        place: RolloutPlace = RolloutPlace::Auto;
+        /// Seconds after which the episodes of a worker that died go to another one.
+        ticket_lease_s: f64 = 30.0;
+        /// Workers that may die with an episode before it counts as failed.
+        ticket_attempts: u32 = 4, in 1 to 100;
     }
 }
 
@@ -253,6 +272,57 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     chunks(plan, rules);
     over_sample(plan, rules);
     stop_decided(plan, rules);
+    place(plan, rules);
+}
+
+/// Refuses workers for episodes that only the process of the run can run.
+fn place(plan: &RunPlan, rules: &mut Rules) {
+    let r = &plan.rollout;
+    let name = format!("{:?}", r.place.name());
+    let mut needs = |why: &str, holds: bool| {
+        let holds = r.place != RolloutPlace::Workers || holds;
+        rules.custom("rollout.place", &name, why.into(), holds);
+    };
+    needs(
+        "needs episodes that the run begins, and with harness.type = \"live\" agents open them at the gateway of \
+         the run; remove it",
+        plan.harness.live().is_none(),
+    );
+    needs(
+        "cannot be combined with rollout.cross_policy, whose two policies are engines of one process: remove one \
+         of them",
+        r.cross_policy.is_none(),
+    );
+    needs(
+        "needs engine.type = \"embedded\", \"vllm\" or \"sglang\", whose weights workers can follow",
+        plan.follows_elsewhere(),
+    );
+    rules.seconds("rollout.ticket_lease_s", r.ticket_lease_s);
+    let elsewhere = r.place != RolloutPlace::Here;
+    for key in ["rollout.ticket_lease_s", "rollout.ticket_attempts"] {
+        let reason = "has no effect with rollout.place = \"here\"; remove it";
+        rules.unused(key, reason.into(), elsewhere);
+    }
+}
+
+impl RunPlan {
+    /// Whether engines of other processes can follow the weights of the run.
+    fn follows_elsewhere(&self) -> bool {
+        let kinds = [EngineType::Embedded, EngineType::Vllm, EngineType::Sglang];
+        kinds.contains(&self.engine.kind)
+    }
+
+    /// Whether workers run the episodes of a run; `controlled`: it has an address for them.
+    pub fn on_workers(&self, controlled: bool) -> bool {
+        let possible = self.harness.live().is_none()
+            && self.rollout.cross_policy.is_none()
+            && self.follows_elsewhere();
+        match self.rollout.place {
+            RolloutPlace::Here => false,
+            RolloutPlace::Workers => true,
+            RolloutPlace::Auto => controlled && possible,
+        }
+    }
 }
 
 /// Adds the rules for `chunk_tokens`.

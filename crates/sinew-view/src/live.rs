@@ -196,7 +196,11 @@ fn print_until(
 ) {
     loop {
         for event in events.try_iter() {
-            if !matches!(*event, RunEvent::Warning(_) | RunEvent::Serving { .. }) {
+            let printed = matches!(
+                *event,
+                RunEvent::Warning(_) | RunEvent::Serving { .. } | RunEvent::Controlled { .. }
+            );
+            if !printed {
                 // Lines on standard error do not fail the run.
                 let _ = printer.record(&event);
             }

@@ -101,6 +101,17 @@ impl Recorder for Printer {
                     )),
                 }
             }
+            RunEvent::Controlled { url, token_file } => {
+                let file = token_file.display().to_string();
+                match self.out {
+                    OutputForm::Json => {
+                        self.json(&json!({"control": {"url": url, "token_file": file}}))
+                    }
+                    _ => log::say(&format!(
+                        "workers: sinew worker --role rollout --owner {url} --token-file {file}"
+                    )),
+                }
+            }
             RunEvent::Warning(text) => {
                 log::say(&format!("warning: {text}"));
                 self.json(&json!({ "warning": text }));

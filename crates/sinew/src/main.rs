@@ -58,6 +58,7 @@ mod tls;
 mod track;
 mod train;
 mod view;
+mod worker;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use sinew_assembly::ENVIRONMENTS;
@@ -97,6 +98,11 @@ enum Command {
         after_help = "Examples: sinew launch recipe.toml --on local\n          sinew launch recipe.toml --on slurm --run-dir /shared/runs/a --dry-run"
     )]
     Launch(Box<launch::LaunchArgs>),
+    /// Work for a run of another process or host: episodes, sandboxes, rewards, or its model as a server
+    #[command(
+        after_help = "Example: sinew worker --role rollout --owner http://10.0.0.1:9000 --token-file token"
+    )]
+    Worker(Box<worker::WorkerArgs>),
     /// Show the roles of a run that works: who is there, what is wanted, why one failed
     #[command(after_help = "Example: sinew status runs/a --json")]
     Status(status::StatusArgs),
@@ -531,6 +537,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Train(args) => run_train(&args),
         Command::Launch(args) => launch::run(*args),
+        Command::Worker(args) => worker::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::Stop(args) => stop::run(&args),

@@ -159,6 +159,14 @@ pub(crate) struct ServeArgs {
     fake_pass_ms: f64,
 }
 
+impl ServeArgs {
+    /// The same arguments, with the TLS of another command.
+    pub(crate) fn with_tls(mut self, tls: &TlsArgs) -> Self {
+        self.tls = tls.clone();
+        self
+    }
+}
+
 /// Runs until Ctrl-C, TERM or HUP. Running calls get `--drain-s` seconds to end; a second signal cuts them.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.sandboxes.sandbox_only {

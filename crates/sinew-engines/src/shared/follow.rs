@@ -115,15 +115,22 @@ impl WeightsFollower {
         if self.taken == Some(hash) {
             return Ok(None);
         }
-        let manifest: WeightsManifest =
-            serde_json::from_slice(&bytes).map_err(|e| refused(&path, invalid(e.to_string())))?;
-        if manifest.id() != id {
-            let why = format!("it is of {}, its folder of {id}", manifest.id());
-            return Err(refused(&path, invalid(why)));
-        }
+        let manifest = manifest_of(&path, &bytes, id)?;
         let tensors = self.read(&folder, &manifest)?;
         self.taken = Some(hash);
         Ok(Some(FollowedWeights { manifest, tensors }))
+    }
+
+    /// Checks a version in `root`, whether or not it is the newest one: all of its tensors are there, and the
+    /// checksum of each is right.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or a checksum is wrong.
+    pub fn verify(root: &Path, id: WeightsId) -> Result<(), FollowError> {
+        let folder = root.join(id.folder_name());
+        let path = folder.join(MANIFEST);
+        let manifest = manifest_of(&path, &limited(&path, MAX_MANIFEST)?, id)?;
+        Self::new(root).read(&folder, &manifest).map(drop)
     }
 
     /// The weights that `LATEST` names; `None` before the first version.
@@ -190,6 +197,17 @@ impl WeightsFollower {
         };
         manifest.tensors.iter().map(read).collect()
     }
+}
+
+/// The manifest in a file, which must be that of `id`.
+fn manifest_of(path: &Path, bytes: &[u8], id: WeightsId) -> Result<WeightsManifest, FollowError> {
+    let manifest: WeightsManifest =
+        serde_json::from_slice(bytes).map_err(|e| refused(path, invalid(e.to_string())))?;
+    if manifest.id() == id {
+        return Ok(manifest);
+    }
+    let why = format!("it is of {}, its folder of {id}", manifest.id());
+    Err(refused(path, invalid(why)))
 }
 
 fn refused(path: &Path, source: io::Error) -> FollowError {

@@ -1,0 +1,57 @@
+//! Rollouts on other hosts: the owner of a run issues tickets, workers run their episodes with weights that
+//! follow the owner's.
+//!
+//! | file | side | what |
+//! |---|---|---|
+//! | `ticket` | both | [`Ticket`]: an episode as plain data in a row of the queue |
+//! | `terms` | both | facts of the run, reports and orders as plain data |
+//! | `core` | owner | [`TicketCore`]: which tickets wait, are out, or were taken back; pure |
+//! | `rollouts` | owner | [`RemoteRollouts`]: the port of rollouts over the queue |
+//! | `desk`, `loads` | owner | [`Desk`]: facts, orders and weights over HTTP; counters of all workers |
+//! | `listener` | owner | [`OwnerListener`]: one address for tickets, desk and the registry of roles |
+//! | `weights` | owner | publishes versions and names them at the desk |
+//! | `client` | worker | [`DeskClient`] |
+//! | `mirror`, `follow` | worker | weights of a host: fetched once, verified, loaded between two tokens |
+//! | `worker`, `control` | worker | [`work`]: leases, episodes and acks; reports and renewals beside them |
+//! | `presence` | worker | port to the registry of roles |
+//!
+//! # Invariants
+//!
+//! - A started episode is given to the loop once, after it is durable in the owner's store. A trace that
+//!   comes twice, late, or from an older owner changes nothing.
+//! - No token is sampled for a ticket with weights older than it allows, or of another lineage.
+//! - Weights are loaded once the checksum of each tensor is right; no worker is waited for when they are
+//!   published.
+//! - Tickets that are out, traces that wait, parts of files and reports have limits; waits have deadlines.
+//!
+//! Nothing here decides which episodes run, how old they may be, or what is trained.
+
+mod client;
+mod control;
+mod core;
+mod desk;
+mod follow;
+mod listener;
+mod loads;
+mod mirror;
+mod presence;
+mod rollouts;
+#[cfg(test)]
+mod samples;
+mod terms;
+mod ticket;
+mod weights;
+mod worker;
+
+pub use client::{DeskClient, DeskError, FilePart};
+pub use core::{MAX_REFUSALS, TicketCore};
+pub use desk::Desk;
+pub use follow::{FirstWeights, FollowParts, Following, Loaded, first_weights};
+pub use listener::{ListenerParts, OwnerListener};
+pub use mirror::{MirrorError, WeightsMirror};
+pub use presence::{Presence, PresenceOrder, WorkerStatus};
+pub use rollouts::{RemoteParts, RemoteRollouts};
+pub use terms::{OtherPart, PublishedMark, RunTerms, TicketOrders, WorkerReading, WorkerReport};
+pub use ticket::{OWNER, ROLLOUT, Ticket, TicketFault, owner_consumer, rollout_consumer};
+pub use weights::{AnnouncedWeights, ServedWeights};
+pub use worker::{WorkerCounts, WorkerEnd, WorkerError, WorkerParts, work};

@@ -1,0 +1,132 @@
+//! The registration of a worker at the owner of its run.
+
+use super::{Stop, WorkerArgs};
+use sinew_assembly::Failure;
+use sinew_control::{ControlError, Heartbeat, Registration, RoleClient};
+use sinew_workers::{Presence, PresenceOrder, WorkerStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// File of the kernel with the name of this host.
+const HOST_NAME_FILE: &str = "/proc/sys/kernel/hostname";
+
+/// A role that is registered.
+pub(crate) struct RolePresence(RoleClient);
+
+impl RolePresence {
+    /// Registers. `capacity` is the work that the role does at a time; `address` is where others reach it.
+    ///
+    /// # Errors
+    /// If the owner does not answer or refuses.
+    pub(crate) fn register(
+        args: &WorkerArgs,
+        capacity: usize,
+        address: Option<String>,
+    ) -> Result<Self, Failure> {
+        let host = std::fs::read_to_string(HOST_NAME_FILE).unwrap_or_default();
+        let registration = Registration {
+            kind: args.role,
+            name: args.name.clone(),
+            host: host.trim().to_owned(),
+            address,
+            build: env!("CARGO_PKG_VERSION").into(),
+            capacity: u32::try_from(capacity).unwrap_or(u32::MAX).max(1),
+            preemptible: args.preemptible,
+        };
+        let client = RoleClient::register(&args.owner, &args.token()?, &registration);
+        client.map(Self).map_err(crate::owner_args::failed)
+    }
+
+    /// Name that the owner knows.
+    pub(crate) fn id(&self) -> String {
+        self.0.lease().id.to_string()
+    }
+}
+
+impl Presence for RolePresence {
+    fn every(&self) -> Duration {
+        Duration::from_millis(self.0.lease().renew_ms.max(1))
+    }
+
+    fn beat(&mut self, status: &WorkerStatus) -> PresenceOrder {
+        let heartbeat = Heartbeat {
+            version: status.version,
+            checksum: None,
+            busy: status.busy,
+            queued: status.queued,
+            idle_s: status.idle_s,
+            cause: status.cause.clone(),
+        };
+        let error = match self.0.beat(&heartbeat) {
+            Ok(orders) if orders.drain => return PresenceOrder::Drain,
+            Ok(_) => return PresenceOrder::Work,
+            Err(ControlError::Superseded(_)) => return PresenceOrder::Drain,
+            Err(ControlError::Gone(_)) => self.0.again().err(),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = error {
+            tracing::warn!(%error, "the registration was not renewed");
+        }
+        PresenceOrder::Work
+    }
+
+    fn leave(&mut self) {
+        if let Err(error) = self.0.leave() {
+            tracing::debug!(%error, "the owner did not hear that this role left");
+        }
+    }
+}
+
+/// A thread that renews a registration until it is dropped.
+pub(crate) struct Beats {
+    stop: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Beats {
+    /// Starts the thread. Also returns whether the role is asked to end: by `stop`, or by the owner.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub(crate) fn start(
+        mut presence: RolePresence,
+        status: impl Fn() -> WorkerStatus + Send + 'static,
+        stop: Stop,
+    ) -> Result<(Self, Stop), Failure> {
+        let (sender, receiver) = sync_channel::<()>(0);
+        let drained = Arc::new(AtomicBool::new(false));
+        let set = Arc::clone(&drained);
+        let work = move || {
+            loop {
+                if presence.beat(&status()) == PresenceOrder::Drain {
+                    set.store(true, Ordering::Relaxed);
+                }
+                let waited = receiver.recv_timeout(presence.every());
+                if waited != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
+            presence.leave();
+        };
+        let thread = std::thread::Builder::new().name("role".into()).spawn(work);
+        let beats = Self {
+            stop: Some(sender),
+            thread: Some(thread.map_err(Failure::system)?),
+        };
+        let ends: Stop = Arc::new(move || stop() || drained.load(Ordering::Relaxed));
+        Ok((beats, ends))
+    }
+}
+
+impl Drop for Beats {
+    fn drop(&mut self) {
+        // The thread waits on the channel.
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
