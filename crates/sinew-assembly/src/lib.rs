@@ -40,6 +40,8 @@
 mod adapter;
 mod admission;
 pub mod collection;
+mod copy_store;
+mod database;
 mod device;
 mod engine;
 mod env;
@@ -80,6 +82,7 @@ mod torch;
 
 pub use adapter::AdapterFolder;
 pub use collection::{CollectOptions, check_collect, collection};
+pub use copy_store::{StorePlace, copy_store};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use environments::{ENVIRONMENTS, recipe_of};
@@ -108,6 +111,7 @@ pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
+
 pub use tinker::{check_service, is_at_service, key as service_key, service_model};
 pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 

@@ -308,8 +308,8 @@ impl Postgres {
     }
 }
 
-/// Whether an error may pass: the connection is lost, the statement took too long, or the server starts, stops
-/// or chose this transaction to end a deadlock.
+/// Whether an error may pass: the connection is lost, the statement took too long, or the server starts,
+/// stops or chose this transaction to end a deadlock.
 fn may_pass(error: &tokio_postgres::Error) -> bool {
     if error.is_closed() {
         return true;

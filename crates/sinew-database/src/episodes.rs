@@ -239,7 +239,8 @@ pub(crate) async fn find(client: &Client, episode: &str) -> Result<Option<Found>
     let sql = "SELECT e.object, p.payload FROM episodes e LEFT JOIN payloads p ON p.seq = e.seq \
                WHERE e.episode = $1 AND NOT e.removed";
     let row = client.query_opt(sql, &[&episode]).await?;
-    row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose()
+    let found = |row: Row| -> Result<Found, Fault> { Ok((row.try_get(0)?, row.try_get(1)?)) };
+    row.map(found).transpose()
 }
 
 /// Counts over all episodes.

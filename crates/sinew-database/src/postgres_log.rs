@@ -177,7 +177,7 @@ impl Log for PostgresLog {
         self.postgres.run(async |client: &mut Client| {
             let sql = "SELECT seq, field, value FROM fields WHERE seq = ANY($1) AND field = ANY($2)";
             let found = client.query(sql, &[&rows, &fields]).await?;
-            let value = |row: &Row| {
+            let value = |row: &Row| -> Result<(u64, usize, Bytes), Fault> {
                 let (seq, field): (i64, i32) = (row.try_get(0)?, row.try_get(1)?);
                 let value = Bytes::from(row.try_get::<_, Vec<u8>>(2)?);
                 Ok((seq.max(0) as u64, field.max(0) as usize, value))

@@ -1,5 +1,5 @@
-//! The log of a shared queue in Redis: a stream of entries, a hash of values for each row, and a hash with the
-//! snapshot. Every call is one script, which Redis runs as a whole.
+//! The log of a shared queue in Redis: a stream of entries, a hash of values for each row, and a hash with
+//! the snapshot. Every call is one script, which Redis runs as a whole.
 //!
 //! The keys of a queue share a hash tag. Entry number `n` has the id `n + 1 - 0` in its stream, since Redis
 //! refuses 0-0.
@@ -295,7 +295,7 @@ impl Log for RedisLog {
         let mut args: Vec<&[u8]> = vec![
             own.as_bytes(),
             mark.id.as_bytes(),
-            &write.entry.changes,
+            &write.entry.changes[..],
             before.as_bytes(),
             after.id.as_bytes(),
             count.as_bytes(),

@@ -116,6 +116,6 @@ pub(crate) async fn named(
                WHERE x.external = $1 AND NOT e.removed ORDER BY e.seq LIMIT $2";
     let limit = limit.clamp(1, MAX_PAGE) as i64;
     let rows = client.query(sql, &[&external, &limit]).await?;
-    let ids = rows.iter().map(|row| Ok(EpisodeId(row.try_get(0)?)));
-    ids.collect()
+    let id = |row: &Row| -> Result<EpisodeId, Fault> { Ok(EpisodeId(row.try_get(0)?)) };
+    rows.iter().map(id).collect()
 }

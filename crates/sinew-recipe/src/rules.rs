@@ -29,6 +29,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::engine::rules(plan, &mut rules);
     crate::tinker::rules(plan, &mut rules);
     plan.store.ranges(&mut rules);
+    crate::store::rules(plan, &mut rules);
     crate::data::rules(plan, &mut rules);
     rules.0
 }

@@ -1,8 +1,8 @@
 //! Errors of a store.
 //!
 //! Callers should distinguish two kinds. After a refusal (full, conflict, unknown episode) the store can
-//! still be used. After damage (`Corrupt`, `Damaged`, `LostQueue`, `LostFence`, `QueueLog`, `Payload`) the user
-//! has to decide.
+//! still be used. After damage (`Corrupt`, `Damaged`, `LostQueue`, `LostFence`, `QueueLog`, `Payload`) the
+//! user has to decide.
 
 use crate::damage::Loss;
 use crate::schema;

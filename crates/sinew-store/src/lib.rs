@@ -24,6 +24,7 @@ mod checksums;
 mod codec;
 #[cfg(feature = "columns")]
 mod columns;
+mod copy;
 mod damage;
 mod disk;
 mod error;
@@ -53,6 +54,7 @@ mod sqlite_int;
 mod store;
 mod summaries;
 
+pub use copy::{CopyError, CopyPhase, CopyProgress, CopyReport, copy};
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
 pub use error::{RecordError, StoreError};

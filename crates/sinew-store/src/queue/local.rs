@@ -25,8 +25,8 @@ pub(super) trait Backing: Send + Debug {
         Ok(false)
     }
 
-    /// Makes changes of the state `core` durable: all or none. Returns `false`, and writes nothing, if another
-    /// process has changed the queue since the last [`Backing::catch_up`].
+    /// Makes changes of the state `core` durable: all or none. Returns `false`, and writes nothing, if
+    /// another process has changed the queue since the last [`Backing::catch_up`].
     fn write(&mut self, core: &QueueCore, changes: &[Change]) -> Result<bool, StoreError>;
 
     /// Reads values of a row, in the order of `fields`.
