@@ -10,11 +10,11 @@ use sinew_store::TraceStore;
 use std::path::Path;
 use std::sync::Arc;
 
-/// File in a run's folder with the random name of its store.
-const IDENTITY: &str = "store.id";
-
 /// Address of a store in a database, and of its payloads.
-#[derive(Clone)]
+#[cfg_attr(
+    not(feature = "databases"),
+    expect(dead_code, reason = "only the feature reads it")
+)]
 pub(crate) struct DatabasePlace {
     /// May contain a password.
     pub(crate) url: String,
@@ -47,7 +47,11 @@ pub(crate) fn folder_name(dir: &Path) -> String {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let name: String = name.chars().map(|c| if fits(c) { c } else { '-' }).collect();
-    if name.is_empty() { "run".into() } else { name.chars().take(48).collect() }
+    if name.is_empty() {
+        "run".into()
+    } else {
+        name.chars().take(48).collect()
+    }
 }
 
 /// Opens a store, and compares it with the one that the folder of a run names.
@@ -85,12 +89,15 @@ pub(crate) fn adopt(place: &DatabasePlace, dir: &Path) -> Result<(), Failure> {
 
 #[cfg(feature = "databases")]
 mod server {
-    use super::{DatabasePlace, IDENTITY};
+    use super::DatabasePlace;
     use crate::failure::Failure;
     use sinew_database::{Address, DatabaseOptions, Payloads, PostgresStore, ServerKind};
     use sinew_store::{StoreError, TraceStore};
     use std::io::ErrorKind;
     use std::path::Path;
+
+    /// File in a run's folder with the random name of its store.
+    const IDENTITY: &str = "store.id";
 
     pub(super) fn open(place: &DatabasePlace) -> Result<PostgresStore, Failure> {
         let failed = |e: StoreError| match e {

@@ -1,6 +1,7 @@
 //! Parts of stores that other crates make: what a trace becomes, and the rules that every store keeps.
 //!
-//! A store of another crate passes the same conformance suite, which `tests/it/shared/` of this crate holds.
+//! A store of another crate passes the same suite: `conformance`, `expire`, `owners`, `scores` and `calls` in
+//! `tests/it/` of this crate, which its tests include by path.
 
 use crate::error::{RecordError, StoreError};
 use crate::facets::Facets;

@@ -71,13 +71,13 @@ fn copy(args: &CopyArgs) -> Result<(), Failure> {
         if args.json {
             output::print_json(&json!({ "progress": progress }));
         } else if last != Some(progress.phase) {
-            let name = match progress.phase {
-                CopyPhase::Episodes => "copying episodes",
-                CopyPhase::Scores => "copying scores",
-                CopyPhase::Updates => "copying updates",
-                CopyPhase::Check => "comparing both stores",
-            };
-            output::say_error(&format!("{name} (of {})\n", progress.total));
+            let total = progress.total;
+            output::say_error(&match progress.phase {
+                CopyPhase::Episodes => format!("copying {total} episodes\n"),
+                CopyPhase::Scores => "copying scores\n".to_owned(),
+                CopyPhase::Updates => format!("copying {total} updates\n"),
+                CopyPhase::Check => "comparing both stores\n".to_owned(),
+            });
         }
         last = Some(progress.phase);
     };
