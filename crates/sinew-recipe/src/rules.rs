@@ -31,6 +31,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::tinker::rules(plan, &mut rules);
     plan.store.ranges(&mut rules);
     crate::launch::rules(plan, &mut rules);
+    crate::store::rules(plan, &mut rules);
     crate::data::rules(plan, &mut rules);
     rules.0
 }
