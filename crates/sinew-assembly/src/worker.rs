@@ -1,5 +1,5 @@
-//! The parts of a worker: environments, harness, sandboxes, rewards, renderer and engine as the owner of the run
-//! would make them. The recipe comes from the owner; files that it names must be here as well.
+//! The parts of a worker: environments, harness, sandboxes, rewards, renderer and engine as the owner of the
+//! run would make them. The recipe comes from the owner; files that it names must be here as well.
 
 use crate::env::in_run_world;
 use crate::environments::ENVIRONMENTS;
@@ -82,8 +82,8 @@ impl std::fmt::Debug for WorkerRun {
 /// Makes a worker's parts for the run of an owner. `None`: the worker was asked to end before.
 ///
 /// # Errors
-/// If the program or a part has another version than the owner's, a file that the recipe names is missing here,
-/// or the weights cannot be had.
+/// If the program or a part has another version than the owner's, a file that the recipe names is missing
+/// here, or the weights cannot be had.
 pub fn join(
     owner: &Arc<DeskClient>,
     terms: &RunTerms,
@@ -245,11 +245,12 @@ impl std::fmt::Debug for FollowedEngine {
     }
 }
 
-/// Makes an engine that follows the weights of an owner. `None`: the process was asked to end before there were
-/// any.
+/// Makes an engine that follows the weights of an owner. `None`: the process was asked to end before there
+/// were any.
 ///
 /// # Errors
-/// If the program is another one than the owner's, the run has servers as engines, or the weights cannot be had.
+/// If the program is another one than the owner's, the run has servers as engines, or the weights cannot be
+/// had.
 pub fn follow_engine(
     owner: &Arc<DeskClient>,
     terms: &RunTerms,

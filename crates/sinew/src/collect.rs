@@ -49,6 +49,12 @@ pub(crate) fn run(args: &CollectArgs) -> Result<(), Failure> {
 }
 
 fn gathered(args: &CollectArgs) -> Result<train::CommandEnd, Failure> {
+    if let Some(address) = args.run.serve.control() {
+        return Err(Failure::input(format!(
+            "--control {address}: it has no effect here, since a collection runs its episodes in this process; \
+             leave it out"
+        )));
+    }
     let mut recipe = match args.run.recipe(&args.recipe)? {
         Recipe::Run(recipe) => *recipe,
         Recipe::Chain(_) => {

@@ -92,7 +92,8 @@ pub(crate) type Stop = Arc<dyn Fn() -> bool + Send + Sync>;
 /// Runs the role until it is asked to end, or its run is over.
 ///
 /// # Errors
-/// If an option has no effect with the role, the owner refuses it or does not answer, or a part cannot be made.
+/// If an option has no effect with the role, the owner refuses it or does not answer, or a part cannot be
+/// made.
 pub(crate) fn run(args: &WorkerArgs) -> Result<(), Failure> {
     args.check()?;
     match args.role {
@@ -111,8 +112,8 @@ impl WorkerArgs {
     /// Refuses options that have no effect with the role.
     fn check(&self) -> Result<(), Failure> {
         use RoleKind::{Engine, Rollout, Sandbox, Scorer};
-        let given = [
-            ("--slots", self.slots.is_some(), &[Rollout][..]),
+        let given: [(&str, bool, &[RoleKind]); 7] = [
+            ("--slots", self.slots.is_some(), &[Rollout]),
             ("--serve", self.serve.is_some(), &[Rollout]),
             (
                 "--weights-dir",

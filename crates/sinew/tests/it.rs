@@ -133,6 +133,8 @@ mod track;
 mod trust;
 #[path = "it/view.rs"]
 mod view;
+#[path = "it/workers.rs"]
+mod workers;
 #[path = "it/worlds.rs"]
 mod worlds;
 

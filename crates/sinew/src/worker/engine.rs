@@ -54,7 +54,7 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
         std::thread::sleep(LOOK);
     }
     let notice = Duration::from_secs(args.notice_s);
-    runtime.block_on(server.stop_within(tokio::time::sleep(notice)));
+    runtime.block_on(server.stop_within(async { tokio::time::sleep(notice).await }));
     drop(beats);
     Ok(())
 }

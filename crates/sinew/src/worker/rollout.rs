@@ -23,13 +23,13 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
     let (runtime, _signals, stop) = begin(args)?;
     let owner = Arc::new(DeskClient::new(&args.owner, &args.token()?).map_err(refused)?);
     let mut counts = WorkerCounts::default();
-    loop {
+    let why = loop {
         let Some(terms) = args.terms(&owner, &stop)? else {
-            return Ok(ended(args, "asked to end", counts));
+            break ASKED;
         };
         let options = args.options(runtime.handle().clone(), &stop);
         let Some(made) = join(&owner, &terms, &options)? else {
-            return Ok(ended(args, "asked to end", counts));
+            break ASKED;
         };
         let (end, done) = works(args, &runtime, (&owner, terms), &made, &stop)?;
         counts.finished += done.finished;
@@ -41,12 +41,17 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
             ));
         }
         match end {
-            WorkerEnd::Drained => return Ok(ended(args, "asked to end", counts)),
-            WorkerEnd::RunEnded => return Ok(ended(args, "the run is over", counts)),
+            WorkerEnd::Drained => break ASKED,
+            WorkerEnd::RunEnded => break "the run is over",
             WorkerEnd::NewOwner => say("another owner continues the run: the parts are made anew"),
         }
-    }
+    };
+    ended(args, why, counts);
+    Ok(())
 }
+
+/// Reason of a regular end.
+const ASKED: &str = "asked to end";
 
 /// Works for one owner.
 fn works(

@@ -5,7 +5,7 @@ use super::{WorkerArgs, begin, refused};
 use crate::output;
 use serde_json::json;
 use sinew_assembly::{ENVIRONMENTS, Failure};
-use sinew_queue::{QUEUE_NAME, ScorerConfig, score_rows};
+use sinew_queue::{QUEUE_NAME, ScoredCounts, ScorerConfig, score_rows};
 use sinew_recipe::RunPlan;
 use sinew_store::queue::Order;
 use sinew_workers::{DeskClient, WorkerStatus};
@@ -54,7 +54,7 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
         until_empty: false,
     };
     let (beats, ends) = Beats::start(presence, WorkerStatus::default, stop)?;
-    let mut report = |so_far| {
+    let mut report = |so_far: ScoredCounts| {
         if args.json {
             output::print_json(&json!({ "scoring": so_far }));
         }

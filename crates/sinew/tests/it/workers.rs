@@ -1,0 +1,231 @@
+//! Runs whose episodes workers run: real processes on this host, killed during the test.
+
+use crate::overlap::count;
+use crate::queue::{Running, until};
+use crate::resume::{done, end, recipe};
+use crate::{failure, sinew};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread::JoinHandle;
+
+/// A run that listens for workers. It is killed when the test is over.
+struct Owner {
+    child: Child,
+    url: String,
+    run: PathBuf,
+    lines: Option<JoinHandle<Vec<Value>>>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // One that has ended already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Owner {
+    /// Starts a run at an address, and waits until workers may come.
+    fn start(recipe: &Path, run: &Path, at: &str, more: &[&str]) -> Self {
+        let mut command = sinew();
+        command
+            .arg("train")
+            .arg(recipe)
+            .args(["--json", "--control", at]);
+        command.arg("--run-dir").arg(run).args(more);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let url = loop {
+            let line = lines.next().expect("it ended first").unwrap();
+            let value: Value = serde_json::from_str(&line).unwrap();
+            if let Some(url) = value["control"]["url"].as_str() {
+                break url.to_owned();
+            }
+        };
+        let read = move || {
+            let values = lines.map_while(Result::ok);
+            values
+                .map(|line| serde_json::from_str(&line).unwrap())
+                .collect()
+        };
+        Self {
+            child,
+            url,
+            run: run.to_owned(),
+            lines: Some(std::thread::spawn(read)),
+        }
+    }
+
+    /// A worker of this run that has joined, or has done more.
+    fn worker(&self, more: &[&str], wanted: impl Fn(&Value) -> bool) -> Running {
+        let mut command = sinew();
+        command.args(["worker", "--json", "--slots", "8", "--owner", &self.url]);
+        command
+            .arg("--token-file")
+            .arg(self.run.join("control-token"));
+        let weights = self.run.with_extension("weights");
+        command.arg("--weights-dir").arg(weights).args(more);
+        until(&mut command, wanted).0
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// The last line of a run that ends well.
+    fn end(mut self) -> Value {
+        let lines = self.lines.take().unwrap().join().unwrap();
+        assert!(self.child.wait().unwrap().success(), "{lines:?}");
+        lines.last().unwrap().clone()
+    }
+}
+
+fn joined(line: &Value) -> bool {
+    line["worker"].is_object()
+}
+
+fn finished(line: &Value) -> bool {
+    line["episodes"]["finished"].as_u64().is_some_and(|n| n > 0)
+}
+
+/// Both runs have the same weights and optimizer, to the bit, and the same results.
+fn same_end(what: &str, a: (&Path, &Value), b: (&Path, &Value)) {
+    let ((files, _), (others, _)) = (end(a.0, a.1), end(b.0, b.1));
+    assert!(files.len() > 1, "{what}: weights and optimizer");
+    for (a, b) in files.iter().zip(&others) {
+        assert!(a == b, "{what}: {} differs", a.0);
+    }
+    assert_eq!(a.1["eval"]["after"], b.1["eval"]["after"], "{what}");
+    assert_eq!(a.1["samples"], b.1["samples"], "{what}");
+}
+
+#[test]
+fn workers_of_which_one_dies_give_the_run_of_one_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path(), 4, &[("rollout.ticket_lease_s", "1.0")]);
+    let whole = dir.path().join("whole");
+    let alone = done(&recipe, &whole, &[]);
+    let run = dir.path().join("run");
+    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
+    let mut dies = owner.worker(&[], finished);
+    let _stays = owner.worker(&[], joined);
+    dies.kill();
+    let last = owner.end();
+    same_end("workers", (&run, &last), (&whole, &alone));
+}
+
+#[test]
+fn an_owner_that_is_killed_goes_on_with_the_same_workers() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path(), 6, &[("rollout.ticket_lease_s", "1.0")]);
+    let whole = dir.path().join("whole");
+    let alone = done(&recipe, &whole, &[]);
+    let run = dir.path().join("run");
+    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
+    let at = owner.url.trim_start_matches("http://").to_owned();
+    let _worker = owner.worker(&[], finished);
+    owner.kill();
+    let owner = Owner::start(&recipe, &run, &at, &["--resume"]);
+    let last = owner.end();
+    same_end("resumed", (&run, &last), (&whole, &alone));
+    // The same run goes on without workers as well: it ended, so that nothing is trained.
+    let again = done(&recipe, &run, &["--resume"]);
+    assert_eq!(count(&again, "trained_twice"), 0);
+}
+
+#[test]
+fn an_async_run_keeps_its_bound_on_staleness_with_workers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mode = [
+        (
+            "algorithm.correction",
+            "{ type = \"truncate\", low = 0.0, high = 2.0 }",
+        ),
+        ("train.mode", "\"async\""),
+        ("train.max_staleness", "2"),
+        ("rollout.ticket_lease_s", "1.0"),
+    ];
+    let recipe = recipe(dir.path(), 8, &mode);
+    let run = dir.path().join("run");
+    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
+    let mut dies = owner.worker(&[], finished);
+    let _stays = owner.worker(&[], joined);
+    dies.kill();
+    let last = owner.end();
+    assert_eq!(
+        (count(&last, "lost"), count(&last, "trained_twice")),
+        (0, 0)
+    );
+    assert!(count(&last, "trained") > 0);
+    let behind = last["staleness"].as_object().unwrap();
+    let oldest = behind.keys().map(|n| n.parse::<u64>().unwrap()).max();
+    assert!(oldest <= Some(2), "{behind:?}");
+}
+
+#[test]
+fn a_worker_with_other_rows_or_another_token_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = dir.path().join("rows.jsonl");
+    let write = |answer: &str| {
+        let row = format!("{{\"question\": \"q\", \"answer\": \"{answer}\"}}\n");
+        std::fs::write(&rows, row.repeat(4)).unwrap();
+    };
+    write("a");
+    let recipe = dir.path().join("rows.toml");
+    let text = format!(
+        "name = \"rows\"\nreward = \"exact(answer)\"\nalgorithm = {{ type = \"grpo\" }}\n\
+         model = {{ type = \"scratch\", d_model = 32, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }}\n\
+         tasks = {{ source = {rows:?}, prompt = \"{{{{ question }}}}\" }}\n\
+         rollout = {{ tasks_per_step = 2, group_size = 2, max_turns = 1, max_turn_tokens = 8, max_context_tokens = 256 }}\n\
+         train = {{ steps = 1, learning_rate = 1e-3, micro_batch_tokens = 1024 }}\n"
+    );
+    std::fs::write(&recipe, text).unwrap();
+    let run = dir.path().join("run");
+    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
+    write("b");
+    let token = run.join("control-token");
+    let worker = |token: &Path| {
+        let mut command = sinew();
+        command.args(["worker", "--owner", &owner.url, "--token-file"]);
+        command.arg(token).output().unwrap()
+    };
+    let other = failure(&worker(&token), 3);
+    assert!(
+        other.contains("tasks.rows") && other.contains("hint"),
+        "{other}"
+    );
+    let wrong = dir.path().join("wrong");
+    std::fs::write(&wrong, "another-token-of-the-tests").unwrap();
+    let stranger = failure(&worker(&wrong), 3);
+    assert!(stranger.contains("401"), "{stranger}");
+}
+
+#[test]
+fn options_without_effect_and_roles_without_use_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "token-of-the-worker-tests").unwrap();
+    let refused = |more: &[&str]| {
+        let mut command = sinew();
+        command.args(["worker", "--owner", "http://127.0.0.1:1", "--token-file"]);
+        failure(&command.arg(&token).args(more).output().unwrap(), 2)
+    };
+    let trainer = refused(&["--role", "trainer"]);
+    assert!(trainer.contains("[trainer] type = \"torch\""), "{trainer}");
+    let slots = refused(&["--role", "scorer", "--slots", "4"]);
+    assert!(
+        slots.contains("--slots") && slots.contains("rollout"),
+        "{slots}"
+    );
+    let engine = refused(&["--role", "engine"]);
+    assert!(engine.contains("--listen"), "{engine}");
+    let recipe = recipe(dir.path(), 1, &[("rollout.place", "\"workers\"")]);
+    let mut train = sinew();
+    train.arg("train").arg(&recipe).arg("--run-dir");
+    let alone = train.arg(dir.path().join("run")).output().unwrap();
+    let alone = failure(&alone, 2);
+    assert!(alone.contains("--control"), "{alone}");
+}
