@@ -18,7 +18,7 @@ OUTSIDE := (package(sinew-container) & kind(test)) \
 	| binary_id(sinew-image::registry) \
 	| (package(sinew-lab) & test(/^(container|microvm)::/)) \
 	| (package(sinew-dashboard) & test(/^(browser|screens)::/)) \
-	| (package(sinew) & test(/^(docs|native|registry)::/)) \
+	| (package(sinew) & test(/^(docs|harbor_containers|native|registry)::/)) \
 	| (package(sinew) & test(=agents::an_agent_reaches_its_model_and_nothing_else)) \
 	| (package(sinew) & test(=bridges::pages_of_browsergym_are_played_in_a_sandbox_where_it_is_installed)) \
 	| (package(sinew) & test(=bridges::worlds_in_a_browser_are_won_by_gold_runs_only)) \

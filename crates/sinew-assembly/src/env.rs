@@ -2,6 +2,7 @@
 //! environment.
 
 use crate::failure::Failure;
+use crate::judge;
 use crate::levels::egress::{recorded, unrecorded};
 use crate::levels::{sandbox_spec, task_images};
 use crate::model::{resolve_env, unresolved};
@@ -11,11 +12,11 @@ use futures::future::BoxFuture;
 use sinew_bridge::{PythonRows, RowLimits};
 use sinew_env::{
     EnvFactory, IMAGE_COLUMN, MixtureFactory, MixtureTasks, Reward, RewardSample, Rewarded,
-    Sandboxes, Score, Split, TaskImage, Taskset, Unscored,
+    SandboxFacts, Sandboxes, Score, Split, TaskImage, Taskset, Unscored,
 };
 use sinew_judge::Bench;
 use sinew_model::{Dataset, resolve_dataset};
-use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
+use sinew_recipe::{HeldOut, Level, RewardSection, RunPlan, SandboxPlan, TasksPlan};
 use sinew_sandbox::{SandboxWait, TimedProvider};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
 use sinew_types::TaskId;
@@ -135,10 +136,25 @@ fn taskset(
     if recipe.harness.live().is_some() {
         return Ok((Arc::new(sinew_env::NoTasks), None, None));
     }
-    let limits = sandbox_spec(&recipe.sandbox)?;
-    let tasks = world.env.config().taskset_within(recipe.seed, &limits);
+    let facts = facts(&recipe.sandbox)?;
+    let tasks = world.env.config().taskset_at(recipe.seed, &facts);
     let tasks = tasks.map_err(|e| Failure::input(format!("env: {e}")))?;
+    notes.extend(tasks.notes());
     Ok((tasks, None, None))
+}
+
+/// Facts about the sandboxes of a recipe. A server has no machines.
+pub(crate) fn facts(sandbox: &SandboxPlan) -> Result<SandboxFacts, Failure> {
+    let level = match sandbox.server {
+        None => sandbox.level.name(),
+        Some(_) => "server",
+    };
+    Ok(SandboxFacts {
+        spec: sandbox_spec(sandbox)?,
+        level,
+        network: sandbox.egress.is_some(),
+        host_lists: cfg!(feature = "egress") && level == "container",
+    })
 }
 
 /// The rows of a source, if there is one. Functions of Python run in a worker that ends with them.
@@ -424,6 +440,33 @@ fn with_images(recipe: &RunPlan, mut sandboxes: Sandboxes) -> Result<Sandboxes, 
     Ok(sandboxes)
 }
 
+/// Machines for the environments that run in them, at the level `container`. Agent programs work in them, so
+/// that their folders are shown there.
+///
+/// # Errors
+/// If there is an agent program, and the level is another one.
+fn with_machines(recipe: &RunPlan, mut sandboxes: Sandboxes) -> Result<Sandboxes, Failure> {
+    let mut members = recipe.env.members().iter();
+    let Some(member) = members.find(|m| m.config().machines()) else {
+        return Ok(sandboxes);
+    };
+    let sandbox = &recipe.sandbox;
+    if sandbox.level == Level::Container && sandbox.server.is_none() {
+        let shows = crate::harness::shows(&recipe.harness)?;
+        sandboxes.machines = Some(crate::levels::machines(sandbox, shows)?);
+        return Ok(sandboxes);
+    }
+    if recipe.harness.program().is_none() {
+        return Ok(sandboxes);
+    }
+    Err(Failure::input(format!(
+        "harness.type = {:?}: with env.type = {:?} a program works in the container of its task: set sandbox.level = \
+         \"container\" without sandbox.server, or remove [harness]",
+        recipe.harness.name(),
+        member.kind_name(),
+    )))
+}
+
 /// The environments, with the rewards of the recipe, or without them if there are no judges.
 fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<World, Failure> {
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
@@ -435,9 +478,12 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
     }
     let sandbox_wait = Arc::<SandboxWait>::default();
     let sandboxes = if recipe.env.needs().sandbox {
-        let mut sandboxes = with_images(recipe, sandboxed(&recipe.sandbox)?)?;
+        let sandboxes = with_images(recipe, sandboxed(&recipe.sandbox)?)?;
+        let mut sandboxes = with_machines(recipe, sandboxes)?;
         let timed = TimedProvider::new(sandboxes.provider, Arc::clone(&sandbox_wait));
         sandboxes.provider = Arc::new(timed);
+        // Episodes that are scored apart are played with their user all the same.
+        sandboxes.user = judge::user(recipe, bench.unwrap_or(&Bench::default()))?;
         Some(sandboxes)
     } else {
         None

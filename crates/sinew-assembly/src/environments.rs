@@ -2,13 +2,14 @@
 
 use sinew_bridge::{HTTP_KIND, KIND, MCP_KIND};
 use sinew_env::{EnvKind, Registry, chat, math, tiny};
+use sinew_harbor::KIND as HARBOR_KIND;
 use sinew_peers::{NEMO_KIND, OPENENV_KIND};
 use sinew_recipe::RunPlan;
 use sinew_runs::RunDirError;
 use std::path::Path;
 
 /// The environments in the order of the documentation. A new environment crate adds one line here.
-static KINDS: [&EnvKind; 8] = [
+static KINDS: [&EnvKind; 9] = [
     &chat::KIND,
     &math::KIND,
     &tiny::KIND,
@@ -17,6 +18,7 @@ static KINDS: [&EnvKind; 8] = [
     &MCP_KIND,
     &OPENENV_KIND,
     &NEMO_KIND,
+    &HARBOR_KIND,
 ];
 
 /// All environments of the program.

@@ -156,6 +156,16 @@ fn program(harness: &HarnessSection) -> Result<Option<CommandSection>, Failure> 
     harness.program().map(with_packages).transpose()
 }
 
+/// Folders of the host that a program needs where it runs: path on the host, and path inside.
+pub(crate) fn shows(harness: &HarnessSection) -> Result<Vec<(PathBuf, PathBuf)>, Failure> {
+    let Some(section) = program(harness)? else {
+        return Ok(Vec::new());
+    };
+    let in_image = section.image.is_some();
+    let command = ProgramCommand::resolve(&section.command, &section.mounts, in_image)?;
+    Ok(command.shows)
+}
+
 /// The service of a recipe, and how it is asked: what is data in the recipe is data here, too.
 fn service(section: &ServiceSection) -> ServiceConfig {
     ServiceConfig {

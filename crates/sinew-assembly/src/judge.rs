@@ -1,20 +1,24 @@
-//! The judges of a recipe: at servers, or in this process.
+//! The judges of a recipe and its simulated user: at servers, or in this process.
 //!
-//! A judge in this process is loaded when it is first asked, so that commands that judge nothing start at
+//! A model in this process is loaded when it is first asked, so that commands that judge nothing start at
 //! once.
 
 use crate::device::device;
 use crate::engine::{EngineModel, embedded, grammars};
 use crate::failure::Failure;
-use crate::judge_settings::{chat_config, judge_config, reward_server_config};
+use crate::judge_settings::{
+    chat_config, judge_config, reward_server_config, user_chat_config, user_config,
+};
 use crate::model::{chat_renderer, loaded_params, renderer, resolve_env, unresolved};
-use sinew_env::{Split, Taskset};
+use sinew_env::{SimulatedUser, Split, Taskset};
 use sinew_judge::{
-    Bench, ChatError, ChatModel, EngineChat, Judge, LazyChat, OpenAiChat, RewardModel,
-    RewardServer, ServerConfig,
+    Bench, ChatError, ChatModel, EngineChat, Judge, LazyChat, ModelUser, OpenAiChat, OpenAiConfig,
+    RewardModel, RewardServer, ServerConfig,
 };
 use sinew_model::{ModelFiles, Params, check_model, load_model, resolve_model};
-use sinew_recipe::{EnginePlan, JudgePlan, RewardServerPlan, RolloutPlan, RunPlan};
+use sinew_recipe::{
+    EnginePlan, JudgePlan, RewardServerPlan, RolloutPlan, RunPlan, TemplateOptions,
+};
 use sinew_render::Renderer;
 use sinew_types::PolicyVersion;
 use std::sync::Arc;
@@ -92,36 +96,82 @@ fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatM
             move || policy(recipe.clone()).map_err(|e| ChatError::Lasting(e.text().to_owned()));
         return Ok(Arc::new(LazyChat::new(known, Arc::new(load))));
     }
-    let Some(url) = &plan.url else {
-        let files = resolve_model(&name, &resolve_env())
-            .map_err(|e| unresolved(&format!("{full}.model = {name:?}"), e))?;
-        check_model(&files).map_err(|e| Failure::input(format!("{full}.model: {e}")))?;
-        let renderer = chat_renderer(&files, &plan.template)
-            .map_err(|e| Failure::input(format!("{full}: {}", e.text())))?;
-        // Verdicts of another template are those of another judge.
-        let known = if plan.template.is_empty() {
-            name
-        } else {
-            format!("{name} {}", renderer.template_hash().unwrap_or_default())
-        };
-        let (engine, renderer) = (recipe.engine.clone(), Arc::new(renderer));
-        let named = known.clone();
-        let load = move || {
-            let loaded = load(
-                &named,
-                &files,
-                Arc::clone(&renderer) as Arc<dyn Renderer>,
-                &engine,
-            );
-            loaded.map_err(|e| ChatError::Lasting(e.text().to_owned()))
-        };
-        return Ok(Arc::new(LazyChat::new(known, Arc::new(load))));
+    match &plan.url {
+        None => here(recipe, &name, &plan.template, full),
+        Some(url) => {
+            let key = key(plan.key_env.as_deref(), full)?;
+            at_server(chat_config(plan, url, key), full)
+        }
+    }
+}
+
+/// A model at a server.
+fn at_server(config: OpenAiConfig, full: &str) -> Result<Arc<dyn ChatModel>, Failure> {
+    let chat = OpenAiChat::new(config).map_err(|e| Failure::input(format!("{full}.url: {e}")))?;
+    Ok(Arc::new(chat))
+}
+
+/// A model in this process: its files are checked now, and loaded at the first question.
+fn here(
+    recipe: &RunPlan,
+    name: &str,
+    template: &TemplateOptions,
+    full: &str,
+) -> Result<Arc<dyn ChatModel>, Failure> {
+    let files = resolve_model(name, &resolve_env())
+        .map_err(|e| unresolved(&format!("{full}.model = {name:?}"), e))?;
+    check_model(&files).map_err(|e| Failure::input(format!("{full}.model: {e}")))?;
+    let renderer = chat_renderer(&files, template)
+        .map_err(|e| Failure::input(format!("{full}: {}", e.text())))?;
+    // Answers under another template are those of another model.
+    let known = if template.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{name} {}", renderer.template_hash().unwrap_or_default())
     };
-    let key = key(plan.key_env.as_deref(), full)?;
-    let chat = OpenAiChat::new(chat_config(plan, url, key));
-    Ok(Arc::new(
-        chat.map_err(|e| Failure::input(format!("{full}.url: {e}")))?,
-    ))
+    let (engine, renderer) = (recipe.engine.clone(), Arc::new(renderer));
+    let named = known.clone();
+    let load = move || {
+        let loaded = load(
+            &named,
+            &files,
+            Arc::clone(&renderer) as Arc<dyn Renderer>,
+            &engine,
+        );
+        loaded.map_err(|e| ChatError::Lasting(e.text().to_owned()))
+    };
+    Ok(Arc::new(LazyChat::new(known, Arc::new(load))))
+}
+
+/// The simulated user of a recipe, if it has one.
+///
+/// # Errors
+/// If its key or its model is missing.
+pub(crate) fn user(
+    recipe: &RunPlan,
+    bench: &Bench,
+) -> Result<Option<Arc<dyn SimulatedUser>>, Failure> {
+    let Some(plan) = &recipe.user else {
+        return Ok(None);
+    };
+    let made = bench.user(|| {
+        let name = plan.model.as_deref().unwrap_or_default();
+        let model = match &plan.url {
+            None => here(recipe, name, &TemplateOptions::default(), "user")?,
+            Some(url) => {
+                let key = key(plan.key_env.as_deref(), "user")?;
+                at_server(user_chat_config(plan, url, key), "user")?
+            }
+        };
+        let ledger = bench.user_ledger().map_err(Failure::system)?;
+        Ok::<_, Failure>(ModelUser::new(
+            user_config(plan),
+            model,
+            ledger,
+            bench.exhausted(),
+        ))
+    })?;
+    Ok(Some(made))
 }
 
 /// The key in an environment variable.

@@ -1,13 +1,15 @@
-//! The tables `judge` and `reward` of a recipe as settings of `sinew-judge`.
+//! The tables `judge`, `user` and `reward` of a recipe as settings of `sinew-judge`.
 //!
 //! Keys of servers are not part of a recipe: the caller that reads the environment passes them.
 
 use crate::failure::Failure;
 use sinew_judge::{
-    AnswerFormat, Item, JudgeConfig, Limits, Mode, OpenAiConfig, Rubric, ServerConfig, View,
+    AnswerFormat, Item, JudgeConfig, Limits, Mode, OpenAiConfig, Rubric, ServerConfig, UserConfig,
+    View,
 };
 use sinew_recipe::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RewardServerPlan, RubricItem, RubricSource,
+    UserPlan,
 };
 use std::time::Duration;
 
@@ -80,6 +82,33 @@ pub(crate) fn chat_config(plan: &JudgePlan, url: &str, key: Option<String>) -> O
             JudgeFormat::JsonObject => AnswerFormat::JsonObject,
             JudgeFormat::Text => AnswerFormat::Text,
         },
+        timeout: Duration::from_secs_f64(plan.timeout_s),
+    }
+}
+
+/// Settings of a simulated user.
+pub(crate) fn user_config(plan: &UserPlan) -> UserConfig {
+    UserConfig {
+        retries: plan.retries,
+        temperature: plan.temperature,
+        max_tokens: plan.max_tokens,
+        concurrency: plan.concurrency,
+        limits: Limits {
+            calls: plan.max_calls,
+            tokens: plan.max_total_tokens,
+            cost: plan.max_cost,
+            price: plan.price.unwrap_or_default(),
+        },
+    }
+}
+
+/// Settings of a simulated user's server at `url`.
+pub(crate) fn user_chat_config(plan: &UserPlan, url: &str, key: Option<String>) -> OpenAiConfig {
+    OpenAiConfig {
+        url: url.to_owned(),
+        key,
+        model: plan.model.clone().unwrap_or_default(),
+        format: AnswerFormat::Text,
         timeout: Duration::from_secs_f64(plan.timeout_s),
     }
 }

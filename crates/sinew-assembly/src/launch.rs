@@ -95,7 +95,9 @@ pub fn control_limits(launch: Option<&LaunchPlan>) -> ControlLimits {
 pub fn control_address(launch: &LaunchPlan) -> Result<SocketAddr, Failure> {
     match &launch.listen {
         Some(text) => text.parse().map_err(|_| {
-            Failure::input(format!("launch.listen is {text:?}; allowed: IP:PORT, such as 0.0.0.0:{OWNER_PORT}"))
+            Failure::input(format!(
+                "launch.listen is {text:?}; allowed: IP:PORT, such as 0.0.0.0:{OWNER_PORT}"
+            ))
         }),
         None if launch.on == LaunchOn::Local => Ok(([127, 0, 0, 1], 0).into()),
         None => Ok(([0, 0, 0, 0], OWNER_PORT).into()),
@@ -120,15 +122,24 @@ pub fn owner_url(launch: &LaunchPlan, run: &str, address: SocketAddr, scheme: &s
 fn host_name() -> String {
     let name = std::fs::read_to_string(HOST_NAME_FILE).unwrap_or_default();
     let name = name.trim();
-    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+    if name.is_empty() {
+        "localhost".to_owned()
+    } else {
+        name.to_owned()
+    }
 }
 
 /// The file with the token of a run, which is made if it is missing, and the token.
 ///
 /// # Errors
 /// If it can be neither read nor made.
-pub fn control_token(launch: Option<&LaunchPlan>, dir: &Path) -> Result<(PathBuf, String), Failure> {
-    let given = launch.and_then(|launch| launch.token_file.as_ref()).map(PathBuf::from);
+pub fn control_token(
+    launch: Option<&LaunchPlan>,
+    dir: &Path,
+) -> Result<(PathBuf, String), Failure> {
+    let given = launch
+        .and_then(|launch| launch.token_file.as_ref())
+        .map(PathBuf::from);
     let in_cluster = launch.is_some_and(|launch| launch.on == LaunchOn::Kubernetes);
     let secret = in_cluster.then(|| PathBuf::from(KUBERNETES_TOKEN_FILE));
     let path = given.or(secret).unwrap_or_else(|| dir.join(TOKEN));
@@ -198,16 +209,25 @@ fn kubernetes_options(launch: &LaunchPlan, run: &str) -> Result<KubernetesOption
 fn kubernetes(launch: &LaunchPlan, run: &str) -> Result<KubernetesLauncher, Failure> {
     let options = kubernetes_options(launch, run)?;
     let section = launch.kubernetes.as_ref();
-    let kubeconfig = section.and_then(|k| k.kubeconfig.as_ref()).map(PathBuf::from);
+    let kubeconfig = section
+        .and_then(|k| k.kubeconfig.as_ref())
+        .map(PathBuf::from);
     let access = KubernetesAccess::found(kubeconfig.as_deref())?;
     Ok(KubernetesLauncher::new(access, options)?)
 }
 
 /// The program that an engine starts: this one where hosts share its file, else by its name.
 fn program(launch: &LaunchPlan) -> String {
-    let own = || std::env::current_exe().ok().map(|path| path.display().to_string());
+    let own = || {
+        std::env::current_exe()
+            .ok()
+            .map(|path| path.display().to_string())
+    };
     let shared = matches!(launch.on, LaunchOn::Local | LaunchOn::Slurm);
-    shared.then(own).flatten().unwrap_or_else(|| "sinew".to_owned())
+    shared
+        .then(own)
+        .flatten()
+        .unwrap_or_else(|| "sinew".to_owned())
 }
 
 /// The working directory of roles: paths of a recipe are relative to it.
@@ -230,9 +250,12 @@ pub fn supervise(
 ) -> Result<Supervisor, Failure> {
     let launcher = launcher(launch, run, dir)?;
     place.write(dir).map_err(Failure::system)?;
-    let counts: Vec<(RoleKind, u32)> =
-        roles(launch).into_iter().map(|(kind, role)| (kind, role.count)).collect();
-    desk.keep_wanted(dir.join(WANTED), &counts).map_err(Failure::input)?;
+    let counts: Vec<(RoleKind, u32)> = roles(launch)
+        .into_iter()
+        .map(|(kind, role)| (kind, role.count))
+        .collect();
+    desk.keep_wanted(dir.join(WANTED), &counts)
+        .map_err(Failure::input)?;
     if launch.on == LaunchOn::Hosts {
         for registration in hosts(launch)?.roles() {
             desk.add_outside(registration).map_err(Failure::input)?;
@@ -257,7 +280,9 @@ pub fn supervise(
 /// The kinds that a recipe has tables for.
 fn roles(launch: &LaunchPlan) -> Vec<(RoleKind, &RoleSection)> {
     let named = launch.roles().into_iter();
-    named.filter_map(|(name, role)| Some((name.parse().ok()?, role))).collect()
+    named
+        .filter_map(|(name, role)| Some((name.parse().ok()?, role)))
+        .collect()
 }
 
 fn autoscaled(launch: &LaunchPlan) -> Vec<(RoleKind, AutoscaleLimits)> {
@@ -308,7 +333,13 @@ fn worker(launch: &LaunchPlan, id: &RoleId, kind: RoleKind, place: &ControlPlace
     if launch.on == LaunchOn::Local {
         command.push("--stop-on-eof".to_owned());
     }
-    spec(launch, id.to_string(), command, &role, place.ca_file.as_deref())
+    spec(
+        launch,
+        id.to_string(),
+        command,
+        &role,
+        place.ca_file.as_deref(),
+    )
 }
 
 fn spec(
@@ -318,7 +349,9 @@ fn spec(
     role: &RoleSection,
     ca_file: Option<&Path>,
 ) -> RoleSpec {
-    let log = std::env::var("SINEW_LOG").ok().map(|filter| ("SINEW_LOG".to_owned(), filter));
+    let log = std::env::var("SINEW_LOG")
+        .ok()
+        .map(|filter| ("SINEW_LOG".to_owned(), filter));
     let ca = ca_file.map(|file| (CA_VARIABLE.to_owned(), file.display().to_string()));
     RoleSpec {
         name,
@@ -349,13 +382,16 @@ pub struct OwnerLaunch {
 fn next_owner(run: &str, launched: &[LaunchedRole]) -> (String, bool) {
     let prefix = format!("{run}-owner-0-");
     let number = |role: &LaunchedRole| role.name.strip_prefix(&prefix)?.parse::<u32>().ok();
-    let runs = |role: &&LaunchedRole| {
-        number(role).is_some() && !matches!(role.state, Launched::Ended(_))
-    };
+    let runs =
+        |role: &&LaunchedRole| number(role).is_some() && !matches!(role.state, Launched::Ended(_));
     if let Some(role) = launched.iter().find(runs) {
         return (role.name.clone(), true);
     }
-    let next = launched.iter().filter_map(number).max().map_or(0, |last| last + 1);
+    let next = launched
+        .iter()
+        .filter_map(number)
+        .max()
+        .map_or(0, |last| last + 1);
     (format!("{prefix}{next}"), false)
 }
 
@@ -372,7 +408,9 @@ pub fn launch_owner(
     dry_run: bool,
 ) -> Result<OwnerLaunch, Failure> {
     let launch = plan.launch.as_ref().ok_or_else(|| {
-        Failure::input("the recipe has no [launch]\n  hint: --on names the engine that starts the roles")
+        Failure::input(
+            "the recipe has no [launch]\n  hint: --on names the engine that starts the roles",
+        )
     })?;
     let in_cluster = launch.on == LaunchOn::Kubernetes;
     let dir = match (&launch.kubernetes, in_cluster) {
@@ -386,19 +424,7 @@ pub fn launch_owner(
         (false, false) => launcher(launch, &run, &dir)?.list()?,
     };
     let (name, runs) = next_owner(&run, &known);
-    let file = if in_cluster { PathBuf::from(KUBERNETES_RECIPE_FILE) } else { recipe.to_owned() };
-    let file = std::path::absolute(&file).unwrap_or(file);
-    let mut command = vec![program(launch), "train".to_owned(), file.display().to_string()];
-    command.extend(["--run-dir".to_owned(), dir.display().to_string(), "--resume".to_owned()]);
-    command.extend(["--on".to_owned(), typed_engine(launch)]);
-    let shared = launch.kubernetes.as_ref().is_some_and(|k| k.claim.is_some());
-    command.extend(match (in_cluster, shared) {
-        // Roles find the authority of the run in its folder.
-        (true, true) => vec!["--tls-host".to_owned(), format!("{run}-owner")],
-        // They have no common folder; the network policy says who reaches the owner.
-        (true, false) => vec!["--insecure-plain-http".to_owned()],
-        (false, _) => Vec::new(),
-    });
+    let mut command = owner_command(launch, recipe, &dir, &run);
     command.extend(typed.iter().cloned());
     let needs = launch.owner.clone().unwrap_or_default();
     let spec = RoleSpec {
@@ -428,6 +454,39 @@ pub fn launch_owner(
     })
 }
 
+/// The command of an owner, without further options of `sinew train`.
+fn owner_command(launch: &LaunchPlan, recipe: &Path, dir: &Path, run: &str) -> Vec<String> {
+    let in_cluster = launch.on == LaunchOn::Kubernetes;
+    let file = if in_cluster {
+        PathBuf::from(KUBERNETES_RECIPE_FILE)
+    } else {
+        recipe.to_owned()
+    };
+    let file = std::path::absolute(&file).unwrap_or(file);
+    let mut command = vec![
+        program(launch),
+        "train".to_owned(),
+        file.display().to_string(),
+        "--run-dir".to_owned(),
+        dir.display().to_string(),
+        "--resume".to_owned(),
+        "--on".to_owned(),
+        typed_engine(launch),
+    ];
+    let shared = launch
+        .kubernetes
+        .as_ref()
+        .is_some_and(|k| k.claim.is_some());
+    command.extend(match (in_cluster, shared) {
+        // Roles find the authority of the run in its folder.
+        (true, true) => vec!["--tls-host".to_owned(), format!("{run}-owner")],
+        // They have no common folder; the network policy says who reaches the owner.
+        (true, false) => vec!["--insecure-plain-http".to_owned()],
+        (false, _) => Vec::new(),
+    });
+    command
+}
+
 /// The value of `--on` that stands for the engine of a recipe.
 fn typed_engine(launch: &LaunchPlan) -> String {
     let ray = launch.ray.as_ref().and_then(|ray| ray.url.clone());
@@ -451,7 +510,10 @@ fn start_owner(
     // The folder of the run is in the cluster: the token stays here for `sinew status`.
     let token = token_in(&kubernetes_token_file(run)).map_err(Failure::input)?;
     let mut manifests = manifests.to_vec();
-    for secret in manifests.iter_mut().filter(|object| object["kind"] == "Secret") {
+    for secret in manifests
+        .iter_mut()
+        .filter(|object| object["kind"] == "Secret")
+    {
         secret["stringData"]["token"] = token.clone().into();
     }
     Ok(kubernetes(launch, run)?.create_all(&manifests)?)

@@ -11,11 +11,13 @@
 //! | `scoring` | `reference`, `teacher` | frozen models |
 //! | `shape` | `model`, `reference`, `teacher` | sizes, for counting memory |
 //! | `env` | `env` | tasks and environments |
+//! | `harbor` | `sandbox` | tasks of a folder of Harbor, for checks |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `listen` | none | TLS of listeners, trusted authorities |
 //! | `launch` | `launch` | launchers, the supervisor of an owner, owners elsewhere |
 //! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
+//! | `chat_server` | `rollout` | servers that only chat, for measurements |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
 //! | `tinker` | `trainer`, `engine` | training and sampling at a Tinker service |
@@ -44,7 +46,10 @@
 
 mod adapter;
 mod admission;
+mod chat_server;
 pub mod collection;
+mod copy_store;
+mod database;
 mod device;
 mod engine;
 mod env;
@@ -52,6 +57,7 @@ mod environments;
 mod expire;
 mod failure;
 mod first_weights;
+mod harbor;
 mod harness;
 mod judge;
 mod judge_settings;
@@ -89,22 +95,26 @@ mod torch;
 mod worker;
 
 pub use adapter::AdapterFolder;
+pub use chat_server::{ChatServers, ServedUsage, served_usage};
 pub use collection::{CollectOptions, check_collect, collection};
+pub use copy_store::{StorePlace, copy_store};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use environments::{ENVIRONMENTS, recipe_of};
 pub use expire::{Expiry, RemovedEpisodes, expire, versions};
+pub use harbor::{harbor_environments, harbor_tasks};
 pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use launch::{
-    OwnerLaunch, control_address, control_limits, control_token, kubernetes_token_file, launch_on, launch_owner,
-    launched_name, launcher, owner_url, supervise,
+    OwnerLaunch, control_address, control_limits, control_token, kubernetes_token_file, launch_on,
+    launch_owner, launched_name, launcher, owner_url, supervise,
 };
 pub use learner::train_worker;
 pub use listen::{CertificateFiles, TlsArgs, host_certificate, trust_authorities};
 pub use live::ServeAt;
 pub use measure::{
-    MeasureOptions, Measurement, dataset_files, measure, measurement, spread, trained_prompts,
+    MeasureOptions, MeasuredServers, Measurement, dataset_files, measure, measurement, spread,
+    trained_prompts,
 };
 pub use model::{
     chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,

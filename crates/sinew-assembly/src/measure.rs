@@ -3,6 +3,7 @@
 //! Weights are loaded only for an engine of this process: servers sample with those that they have. Episodes
 //! that the store has are not run again, so that a measurement that was stopped continues.
 
+use crate::chat_server::{ChatServers, chat_engine, in_bytes};
 use crate::collection::sampler;
 use crate::env;
 use crate::failure::Failure;
@@ -31,11 +32,20 @@ const ROOM: usize = 2;
 /// Maximum number of runs of which each began with the next.
 const MAX_RUNS: usize = 100;
 
+/// Servers of a measured model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MeasuredServers {
+    /// Addresses of servers that take prompts, as of `sinew serve --engine`.
+    Prompts(String),
+    /// Servers that take messages only.
+    Chat(ChatServers),
+}
+
 /// Settings of a measurement from the command line.
 #[derive(Clone, Debug)]
 pub struct MeasureOptions {
-    /// Addresses of servers in place of the engine of the recipe.
-    pub engine: Option<String>,
+    /// Servers in place of the engine of the recipe.
+    pub servers: Option<MeasuredServers>,
     /// Number of held-out tasks, spread evenly over their split: see [`spread`].
     pub tasks: usize,
     /// Sampled episodes of each task for each seed.
@@ -99,8 +109,15 @@ pub fn measurement(
     let (pinned, rewards) = (pins.plan.clone(), pins.rewards(recipe));
     pins.keep(&session, 0)?;
     let context = recipe.rollout.max_context_tokens;
-    let engine = match &how.engine {
-        Some(urls) => serve_engine(urls, None, None, &renderer, context as usize)?,
+    let mut rollout = recipe.rollout.clone();
+    let engine = match &how.servers {
+        Some(MeasuredServers::Prompts(urls)) => {
+            serve_engine(urls, None, None, &renderer, context as usize)?
+        }
+        Some(MeasuredServers::Chat(servers)) => {
+            rollout = in_bytes(&rollout);
+            chat_engine(servers, &renderer, recipe.rollout.max_turn_tokens, path)?
+        }
         None => {
             check_context(context, model_config(&pinned)?.max_context)?;
             sampler(&pinned, &renderer, &device, PolicyVersion::default())?
@@ -114,14 +131,14 @@ pub fn measurement(
         &device,
         rewards,
     );
-    if how.engine.is_some() {
+    if how.servers.is_some() {
         run.provenance.kernels = None;
     }
     let (envs, wait) = (Arc::clone(&world.envs), Arc::clone(&world.sandbox_wait));
     let parts = RolloutParts {
         episode: episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?,
         taskset: Arc::clone(&world.taskset),
-        options: plan::episode_options(&recipe.rollout),
+        options: plan::episode_options(&rollout),
         max_in_flight: recipe.rollout.max_in_flight,
         cross: None,
         in_flight: None,
@@ -298,7 +315,7 @@ mod tests {
         assert_eq!(spread(9, 2), [0, 1]);
         assert!(spread(0, 5).is_empty() && spread(5, 0).is_empty());
         let how = MeasureOptions {
-            engine: None,
+            servers: None,
             tasks: 3,
             samples: 2,
             seeds: vec![4, 5],

@@ -17,7 +17,7 @@ use sinew_pipeline::{
 };
 use sinew_recipe::{
     Changed, DataSection, EngineType, LateAfter, LoraSection, LrSchedule, ResumeEpisodes,
-    RolloutPlan, RunPlan, StoreKind, ThinkingHistory, TrainMode, TrainPlan,
+    RolloutPlan, RunPlan, ThinkingHistory, TrainMode, TrainPlan,
 };
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
@@ -359,7 +359,7 @@ fn core(
 pub(crate) fn in_flight(recipe: &RunPlan, dir: &Path) -> Option<PathBuf> {
     let own = recipe.harness.is_built_in() && recipe.data.is_none();
     let kept = own && recipe.rollout.resume != ResumeEpisodes::Never;
-    (kept && recipe.store.kind == StoreKind::Disk).then(|| dir.join(IN_FLIGHT))
+    (kept && recipe.store.kind.is_durable()).then(|| dir.join(IN_FLIGHT))
 }
 
 /// The algorithm of a recipe.

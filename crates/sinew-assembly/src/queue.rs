@@ -3,7 +3,7 @@
 use crate::env::{OwnReward, Tasks, own_rewards};
 use crate::failure::Failure;
 use crate::model::renderer;
-use crate::token::token_of;
+use crate::token::{first_line, refuse_password, token_of};
 use sinew_gateway::{ApiError, RolloutHooks, RolloutSpec, refuse_adapter};
 use sinew_queue::{Feed, Place, Score, ScoreError, open};
 use sinew_recipe::RunPlan;
@@ -21,20 +21,28 @@ use tokio::runtime::Runtime;
 /// Maximum wait for a server that does not answer: a restart takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A queue by an address with the file of its token, or by a folder.
+/// A queue by an address with the file of its token or password, or by a folder.
 ///
 /// # Errors
-/// If the file cannot be read, or is missing for an address.
+/// If the file cannot be read, is missing for an address, or the address contains a password.
 pub fn place(queue: &str, name: &str, token_file: Option<&Path>) -> Result<Place, Failure> {
-    let place = Place {
+    let mut place = Place {
         queue: queue.to_owned(),
         name: name.to_owned(),
-        token: token_file
-            .map(|path| token_of("token file", path))
-            .transpose()?,
+        token: None,
         patience: PATIENCE,
         limits: QueueLimits::default(),
     };
+    if place.is_database() {
+        refuse_password("the queue's address", queue)?;
+        place.token = token_file
+            .map(|path| first_line("token file", path))
+            .transpose()?;
+        return Ok(place);
+    }
+    place.token = token_file
+        .map(|path| token_of("token file", path))
+        .transpose()?;
     match (place.is_remote(), &place.token) {
         (true, None) => Err(Failure::input(format!(
             "queue {queue:?}: a server needs its token\n  hint: the file that `sinew queue serve` got as --token-file"
@@ -56,7 +64,7 @@ pub fn open_queue(place: &Place) -> Result<Arc<dyn Queue>, Failure> {
             "{e}\n  hint: one process uses the folder of a queue; with several, start `sinew queue serve` and name its \
              address"
         )),
-        StoreError::Remote { .. } => Failure::outside(e),
+        StoreError::Remote { .. } | StoreError::Server { .. } => Failure::outside(e),
         other => Failure::input(other),
     })
 }

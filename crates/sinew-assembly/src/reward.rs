@@ -63,6 +63,8 @@ pub(crate) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
         provider: sandboxes(section)?,
         spec: sandbox_spec(section)?,
         images: BTreeMap::new(),
+        machines: None,
+        user: None,
     })
 }
 

@@ -1,14 +1,15 @@
-//! The store of a run: on disk or in memory.
+//! The store of a run: on disk, in memory or in a database.
 //!
 //! This file reports once the episodes that a store on disk lost in a crash, when it is opened for writing.
 //! The loop runs again those that are still needed.
 
+use crate::database;
 use crate::failure::Failure;
 use sinew_orchestrator::Goal;
 use sinew_pipeline::RunStore;
 use sinew_recipe::{StoreKind, StorePlan};
 use sinew_runs::RunDir;
-use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions};
+use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
 use sinew_types::Fence;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -29,14 +30,19 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// # Errors
 /// If another process holds it, or a part of it cannot be read and the loss was not accepted.
 pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Failure> {
-    if plan.kind == StoreKind::Memory {
-        return Ok(RunStore {
-            traces: Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)),
-            fence: Fence::default(),
-            torn: BTreeSet::new(),
-            forgets: true,
-            draws_per_step: 1,
-        });
+    let of = |traces: Arc<dyn TraceStore>, forgets: bool| RunStore {
+        traces,
+        fence: Fence::default(),
+        torn: BTreeSet::new(),
+        forgets,
+        draws_per_step: 1,
+    };
+    match plan.kind {
+        StoreKind::Memory => {
+            return Ok(of(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)), true));
+        }
+        StoreKind::Postgres => return Ok(of(database::store_of(plan, dir.path())?, false)),
+        StoreKind::Disk => {}
     }
     let store = free_store(&dir.store(), dir.accepts_loss())
         .map_err(|e| Failure::system(format!("store: {e}")))?;
@@ -44,11 +50,8 @@ pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Fai
     let gone = recovery.torn_trained.iter().chain(&recovery.lost_trained);
     let torn = gone.cloned().collect();
     Ok(RunStore {
-        traces: Arc::new(store),
-        fence: Fence::default(),
         torn,
-        forgets: false,
-        draws_per_step: 1,
+        ..of(Arc::new(store), false)
     })
 }
 

@@ -1,4 +1,4 @@
-//! Control tokens in files, of `sinew serve` and of `sinew train --serve`.
+//! Control tokens in files, of `sinew serve` and of `sinew train --serve`, and addresses with passwords.
 
 use crate::failure::Failure;
 use std::path::Path;
@@ -31,4 +31,36 @@ pub fn token_of(option: &str, path: &Path) -> Result<String, Failure> {
         )));
     }
     Ok(token.to_owned())
+}
+
+/// The first line of a file, which is a password or an address with one.
+///
+/// # Errors
+/// If the file cannot be read, or begins with an empty line.
+pub(crate) fn first_line(option: &str, path: &Path) -> Result<String, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Failure::input(format!("{option} {}: {e}", path.display())))?;
+    match text.lines().next().map(str::trim) {
+        Some(line) if !line.is_empty() => Ok(line.to_owned()),
+        _ => Err(Failure::input(format!(
+            "{option} {}: its first line is empty",
+            path.display()
+        ))),
+    }
+}
+
+/// Refuses an address that contains a password: others see recipes and the list of processes.
+///
+/// # Errors
+/// If it contains one. The message does not.
+pub(crate) fn refuse_password(what: &str, url: &str) -> Result<(), Failure> {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let user = rest.rsplit_once('@').map(|(user, _)| user);
+    if !user.is_some_and(|user| user.contains(':')) && !rest.contains("password=") {
+        return Ok(());
+    }
+    Err(Failure::input(format!(
+        "{what} contains a password, which others see in recipes and lists of processes\n  hint: give it as \
+         PGPASSWORD or REDISCLI_AUTH in the environment, or in a file"
+    )))
 }

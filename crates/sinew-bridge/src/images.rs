@@ -11,7 +11,7 @@
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::plan::Plan;
-use crate::runs::CodeSandboxes;
+use crate::runs::HostHelp;
 use crate::session::{Session, StartTimes};
 use crate::worker::Worker;
 use serde_json::Value;
@@ -45,7 +45,7 @@ pub(crate) struct Common {
     pub(crate) spec: SandboxSpec,
     pub(crate) workers: usize,
     pub(crate) sessions_per_worker: usize,
-    pub(crate) code_runs: Arc<CodeSandboxes>,
+    pub(crate) help: Arc<HostHelp>,
     pub(crate) timeout: Duration,
     pub(crate) startup_timeout: Duration,
 }
@@ -246,7 +246,7 @@ impl ImageWorkers {
             code,
             timeout: self.common.timeout,
             startup_timeout: self.common.startup_timeout,
-            code_runs: Arc::clone(&self.common.code_runs),
+            help: Arc::clone(&self.common.help),
             shared: self.common.sessions_per_worker > 1,
         });
         let mut plans = lock(&self.plans);

@@ -11,8 +11,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sinew_env::{
-    EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, TaskImage, Taskset,
-    TasksetError,
+    EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, SimulatedUser, TaskImage,
+    Taskset, TasksetError,
 };
 use sinew_sandbox::SandboxSpec;
 use sinew_types::Gives;
@@ -33,6 +33,17 @@ pub static KIND: EnvKind = EnvKind::new::<Python>(
         reward: false,
     },
 );
+
+/// The parts of the run that workers get.
+#[derive(Default)]
+struct Surroundings {
+    /// Limits of a worker.
+    spec: SandboxSpec,
+    /// Images that tasks may name.
+    images: BTreeMap<String, TaskImage>,
+    /// Simulated user that the class may ask.
+    user: Option<Arc<dyn SimulatedUser>>,
+}
 
 /// Keys of `[env] type = "python"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -137,17 +148,21 @@ impl Python {
                 allowed: "env.type = \"python\" runs at level \"process\"".into(),
             });
         }
-        let (spec, images) = sandboxes.map_or_else(Default::default, |s| (s.spec, s.images));
-        self.start(self.workers, spec, images)
+        let surroundings = sandboxes.map_or_else(Default::default, |s| Surroundings {
+            spec: s.spec,
+            images: s.images,
+            user: s.user,
+        });
+        self.start(self.workers, surroundings)
     }
 
-    /// `workers` processes with these limits, which may load these images.
+    /// `workers` processes with these limits, which may load these images and ask this user.
     fn start(
         &self,
         workers: usize,
-        spec: SandboxSpec,
-        images: BTreeMap<String, TaskImage>,
+        surroundings: Surroundings,
     ) -> Result<PythonWorkers, StartError> {
+        let Surroundings { spec, images, user } = surroundings;
         let target = Target::parse(&self.module, TargetKind::Env, Path::new("."))?;
         let target = target.with_options(self.options.clone());
         let search = std::env::var("PATH").unwrap_or_default();
@@ -160,6 +175,7 @@ impl Python {
             images,
             python: self.image_python.clone(),
         };
+        config.user = user;
         config.workers = workers;
         config.sessions_per_worker = self.sessions_per_worker;
         config.timeout = Duration::from_secs_f64(self.timeout_s);
@@ -205,7 +221,11 @@ impl EnvConfig for Python {
         seed: u64,
         limits: &SandboxSpec,
     ) -> Result<Arc<dyn Taskset>, TasksetError> {
-        let workers = self.start(1, limits.clone(), BTreeMap::new());
+        let surroundings = Surroundings {
+            spec: limits.clone(),
+            ..Surroundings::default()
+        };
+        let workers = self.start(1, surroundings);
         let workers = workers.map_err(|e| TasksetError::Config {
             taskset: self.module.clone(),
             field: "env.module",

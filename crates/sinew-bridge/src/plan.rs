@@ -1,7 +1,7 @@
 //! Start of workers: sandboxes, code and deadlines.
 
 use crate::code::PythonCode;
-use crate::runs::CodeSandboxes;
+use crate::runs::HostHelp;
 use crate::target::TargetKind;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ pub(crate) struct Plan {
     pub(crate) timeout: Duration,
     /// Deadline of a start, with the imports of the user's code.
     pub(crate) startup_timeout: Duration,
-    /// Sandboxes of code that workers have run.
-    pub(crate) code_runs: Arc<CodeSandboxes>,
+    /// Help of the host for code in workers.
+    pub(crate) help: Arc<HostHelp>,
     /// Several sessions may be in one worker.
     pub(crate) shared: bool,
 }

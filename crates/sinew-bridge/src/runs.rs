@@ -1,12 +1,16 @@
-//! Runs code of a model for an environment or a reward: each time in a fresh sandbox, which shows nothing of
-//! the worker, the user's folder or the packages of the interpreter.
+//! Help of the host for code in workers: code of a model runs each time in a fresh sandbox, which shows
+//! nothing of the worker, the user's folder or the packages of the interpreter, and a simulated user is
+//! asked.
 
 use crate::code::PythonCode;
 use crate::error::{ProtocolError, StartError};
 use crate::frame::encode;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use sinew_env::{SimulatedUser, UserError};
 use sinew_sandbox::{Ending, ExecRequest, Program, SandboxError, SandboxProvider, SandboxSpec};
+use sinew_types::Message;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OnceCell, Semaphore, mpsc};
@@ -27,21 +31,56 @@ pub(crate) struct CodeRun {
     timeout_s: f64,
 }
 
-/// Sandboxes for code, made when the first is needed.
-pub(crate) struct CodeSandboxes {
+/// A worker's question to the simulated user.
+#[derive(Deserialize)]
+pub(crate) struct UserQuestion {
+    /// Number of the question, which the answer repeats.
+    number: u64,
+    /// The conversation, in which the user is the assistant.
+    messages: Vec<Message>,
+    seed: u64,
+}
+
+/// The help that workers of a pool may ask for: sandboxes for code, made when the first is needed, and the
+/// simulated user.
+pub(crate) struct HostHelp {
     code: PythonCode,
     spec: SandboxSpec,
     provider: OnceCell<Arc<dyn SandboxProvider>>,
+    user: Option<Arc<dyn SimulatedUser>>,
 }
 
-impl CodeSandboxes {
-    /// Sandboxes with the interpreter of `code` and the limits of a recipe.
-    pub(crate) fn new(code: PythonCode, spec: SandboxSpec) -> Self {
+impl HostHelp {
+    /// Sandboxes with the interpreter of `code` and the limits of a recipe, and its user.
+    pub(crate) fn new(
+        code: PythonCode,
+        spec: SandboxSpec,
+        user: Option<Arc<dyn SimulatedUser>>,
+    ) -> Self {
         Self {
             code,
             spec,
             provider: OnceCell::new(),
+            user,
         }
+    }
+
+    /// The next message of the user, within `limit`.
+    async fn ask(&self, question: UserQuestion, limit: Duration) -> Result<Value, String> {
+        let user = self
+            .user
+            .as_ref()
+            .ok_or_else(|| UserError::Missing.to_string())?;
+        let said = user.say(&question.messages, question.seed);
+        let said = tokio::time::timeout(limit, said).await;
+        let late = |_| {
+            format!(
+                "the simulated user said nothing within {} s",
+                limit.as_secs_f64()
+            )
+        };
+        let text = said.map_err(late)?.map_err(|e| e.to_string())?;
+        Ok(json!({ "text": text }))
     }
 
     async fn provider(&self) -> Result<&Arc<dyn SandboxProvider>, StartError> {
@@ -84,30 +123,47 @@ impl CodeSandboxes {
     }
 }
 
-/// Runs of one worker.
+/// Requests of one worker that the host carries out.
 pub(crate) struct Runs {
-    pub(crate) sandboxes: Arc<CodeSandboxes>,
-    /// Deadline of a call, which no run exceeds.
+    pub(crate) help: Arc<HostHelp>,
+    /// Deadline of a call, which no request exceeds.
     pub(crate) limit: Duration,
-    /// Runs at once: each has a thread of the worker that waits.
+    /// Requests at once: each has a thread of the worker that waits.
     pub(crate) room: Arc<Semaphore>,
     /// Frames to the worker.
     pub(crate) frames: mpsc::Sender<Vec<u8>>,
 }
 
 impl Runs {
-    /// Begins a run; its answer goes to the worker.
+    /// Begins a run of code; its answer goes to the worker.
     ///
     /// # Errors
     /// If the worker asks for more at once than it has threads.
     pub(crate) fn start(&self, run: CodeRun) -> Result<JoinHandle<()>, ProtocolError> {
+        let (help, limit, number) = (Arc::clone(&self.help), self.limit, run.number);
+        self.answer(number, async move { help.run(run, limit).await })
+    }
+
+    /// Asks the simulated user; what it says goes to the worker.
+    ///
+    /// # Errors
+    /// If the worker asks for more at once than it has threads.
+    pub(crate) fn ask(&self, question: UserQuestion) -> Result<JoinHandle<()>, ProtocolError> {
+        let (help, limit, number) = (Arc::clone(&self.help), self.limit, question.number);
+        self.answer(number, async move { help.ask(question, limit).await })
+    }
+
+    /// Sends the result of `work` to the worker, as the answer to the request `number`.
+    fn answer(
+        &self,
+        number: u64,
+        work: impl Future<Output = Result<Value, String>> + Send + 'static,
+    ) -> Result<JoinHandle<()>, ProtocolError> {
         let room = Arc::clone(&self.room).try_acquire_owned();
         let room = room.map_err(|_| ProtocolError::TooManyRuns)?;
-        let (sandboxes, frames, limit) =
-            (Arc::clone(&self.sandboxes), self.frames.clone(), self.limit);
+        let frames = self.frames.clone();
         Ok(tokio::spawn(async move {
-            let number = run.number;
-            let mut answer = match sandboxes.run(run, limit).await {
+            let mut answer = match work.await {
                 Ok(answer) => answer,
                 Err(why) => json!({ "error": why }),
             };

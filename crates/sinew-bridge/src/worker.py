@@ -818,7 +818,7 @@ class Server:
         # Coroutines that run, by the ids of their calls.
         self.pending = {}
         self.forked = False
-        # Code in sandboxes of its own, by number: an event, and the answer.
+        # Requests to the host, by number: an event, and the answer.
         self.ran, self.runs = {}, itertools.count(1)
         # No target lets code of the model run, as its author says.
         self.harmless = False
@@ -860,7 +860,7 @@ class Server:
         """Loads all targets. The answer describes them."""
         self.max_frame = hello["max_frame"]
         try:
-            prepare(hello, self.run_code)
+            prepare(hello, self)
             for target in hello["targets"]:
                 made = TARGETS[target["kind"]](load(target))
                 made.code = None if made.thing is None else place_of_code(made.thing)
@@ -977,20 +977,32 @@ class Server:
 
     def run_code(self, code, files=None, stdin="", timeout_s=5.0):
         """Has the host run code in a fresh sandbox; as `sinew.run_code`."""
+        files = [[str(name), str(text)] for name, text in (files or {}).items()]
+        run = {"code": str(code), "files": files, "stdin": str(stdin), "timeout_s": float(timeout_s)}
+        answer = self.requested("run", run)
+        if "error" in answer:
+            raise RuntimeError("the code could not run: %s" % answer["error"])
+        return sinew.Ran(answer["exit"], answer["ending"], answer["stdout"], answer["stderr"], answer["cut"])
+
+    def ask_user(self, messages, seed=0):
+        """Has the host ask the simulated user; as `sinew.ask_user`."""
+        said = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
+        answer = self.requested("ask", {"messages": said, "seed": int(seed) % 2**63})
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["text"]
+
+    def requested(self, kind, request):
+        """The host's answer to a request."""
         number, done = next(self.runs), threading.Event()
         self.ran[number] = [done, None]
-        files = [[str(name), str(text)] for name, text in (files or {}).items()]
-        run = {"number": number, "code": str(code), "files": files, "stdin": str(stdin), "timeout_s": float(timeout_s)}
-        self.send({"id": 0, "run": run})
+        self.send({"id": 0, kind: dict(request, number=number)})
         # A single thread for calls gets the answer as the next frame.
         if self.max_threads == 1 and threading.current_thread() is threading.main_thread():
             while not done.is_set():
                 self.answer(self.receive(), [""])
         done.wait()
-        answer = self.ran.pop(number)[1]
-        if "error" in answer:
-            raise RuntimeError("the code could not run: %s" % answer["error"])
-        return sinew.Ran(answer["exit"], answer["ending"], answer["stdout"], answer["stderr"], answer["cut"])
+        return self.ran.pop(number)[1]
 
     def answered(self, answer):
         kept = self.ran.get(answer["number"])
@@ -1062,14 +1074,14 @@ class Worlds(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         return name.replace(".", "/") + ("/__init__.py" if self.is_package(name) else ".py")
 
 
-def prepare(hello, run_code):
+def prepare(hello, server):
     """Makes the process ready for the user's code: module `sinew`, search path, standard output."""
     global TIMEOUT_S
     TIMEOUT_S = hello["timeout_s"]
     PLACES.extend((inside, host) for inside, host in hello["places"])
     exec(compile(hello["env_source"], "sinew/env.py", "exec"), vars(sinew))
     sinew.__getattr__ = _missing
-    sinew.run_code = run_code
+    sinew.run_code, sinew.ask_user = server.run_code, server.ask_user
     sys.modules["sinew"] = sys.modules["sinew.env"] = sinew
     sinew.__path__ = []
     sys.meta_path.insert(0, Worlds(hello["worlds"]))
@@ -1084,7 +1096,8 @@ def _missing(name):
         return importlib.import_module("sinew." + name)
     # `from sinew import ...` would not show the text of an AttributeError.
     raise ImportError(
-        "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored, run_code, Ran" % name
+        "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored, run_code, Ran, ask_user"
+        % name
     )
 
 

@@ -11,7 +11,7 @@
 use crate::error::{CallError, ProtocolError, StartError};
 use crate::frame::{FrameReader, MAX_FRAME, encode};
 use crate::plan::Plan;
-use crate::runs::{CodeRun, Runs};
+use crate::runs::{CodeRun, Runs, UserQuestion};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_sandbox::{
@@ -91,6 +91,8 @@ struct Reply {
     printed: String,
     /// Code that is to run in a separate sandbox. It answers no call.
     run: Option<CodeRun>,
+    /// Question to the simulated user. It answers no call.
+    ask: Option<UserQuestion>,
     /// Whether code that the author did not write ran in the worker or in one of its processes.
     #[serde(default)]
     code: bool,
@@ -234,7 +236,7 @@ impl Worker {
         lock(&shared.waiting).calls.insert(0, ready);
         shared.own(tokio::spawn(write_all(write, queue)));
         let runs = Runs {
-            sandboxes: Arc::clone(&plan.code_runs),
+            help: Arc::clone(&plan.help),
             limit: plan.timeout,
             room: Arc::new(Semaphore::new(THREADS as usize)),
             frames: frames.clone(),
@@ -418,6 +420,7 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
         env,
         strict: plan.spec.strict,
         network: Network::Loopback,
+        ..SandboxSpec::default()
     }
 }
 
@@ -547,6 +550,10 @@ async fn take_frames(
         };
         if let Some(run) = reply.run {
             shared.own(runs.start(run)?);
+            continue;
+        }
+        if let Some(question) = reply.ask {
+            shared.own(runs.ask(question)?);
             continue;
         }
         let id = reply.id;

@@ -19,11 +19,12 @@ use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::images::{Common, ImageWorkers, TaskImages};
 use crate::plan::Plan;
-use crate::runs::CodeSandboxes;
+use crate::runs::HostHelp;
 use crate::runtime::{OwnRuntime, block_on, spawn};
 use crate::session::{Session, StartTimes, gone};
 use crate::worker::{RefusedCall, Worker};
 use serde_json::{Value, json};
+use sinew_env::SimulatedUser;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,6 +53,8 @@ pub struct WorkersConfig {
     pub startup_timeout: Duration,
     /// Images in which the sessions of tasks that name one run, in as many workers again.
     pub images: TaskImages,
+    /// Simulated user that the code may ask.
+    pub user: Option<Arc<dyn SimulatedUser>>,
 }
 
 impl std::fmt::Debug for WorkersConfig {
@@ -77,6 +80,7 @@ impl WorkersConfig {
             timeout: Duration::from_secs(30),
             startup_timeout: Duration::from_secs(60),
             images: TaskImages::default(),
+            user: None,
         }
     }
 
@@ -179,10 +183,11 @@ impl PythonWorkers {
         let runtime = OwnRuntime::start().map_err(broken)?;
         let gone = || StartError::Worker("its runtime is gone".into());
         let handle = runtime.handle().ok_or_else(gone)?;
-        let code_runs = Arc::new(CodeSandboxes::new(code.clone(), config.spec.clone()));
+        let (spec, user) = (config.spec.clone(), config.user.clone());
+        let help = Arc::new(HostHelp::new(code.clone(), spec, user));
         let inner = Arc::new(Inner {
             plan: Plan {
-                code_runs: Arc::clone(&code_runs),
+                help: Arc::clone(&help),
                 provider: Arc::clone(&config.provider),
                 spec: config.spec.clone(),
                 code: code.clone(),
@@ -207,7 +212,7 @@ impl PythonWorkers {
         if let Some(place) = code_of(&worker.targets) {
             inner.separate(place);
         }
-        let images = in_images(&config, &code, inner.sessions_of_worker(), code_runs)?;
+        let images = in_images(&config, &code, inner.sessions_of_worker(), help)?;
         Ok(Self {
             inner,
             handle,
@@ -305,7 +310,7 @@ fn in_images(
     config: &WorkersConfig,
     code: &PythonCode,
     sessions_per_worker: usize,
-    code_runs: Arc<CodeSandboxes>,
+    help: Arc<HostHelp>,
 ) -> Result<Option<Arc<ImageWorkers>>, StartError> {
     if config.images.images.is_empty() {
         return Ok(None);
@@ -315,7 +320,7 @@ fn in_images(
         spec: config.spec.clone(),
         workers: config.workers,
         sessions_per_worker,
-        code_runs,
+        help,
         timeout: config.timeout,
         startup_timeout: config.startup_timeout,
     };

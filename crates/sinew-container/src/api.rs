@@ -1,20 +1,28 @@
 //! Docker's API over its Unix socket; Podman answers the same. Images are never pulled.
 
-use crate::root::{AGENT, HOST};
+use crate::root::{self, AGENT, HOST};
 use crate::spec::{
-    AGENT_CAPABILITIES, Common, EngineKind, INODES, MASKED, READ_ONLY, StartSpec, open_files,
-    unavailable,
+    AGENT_CAPABILITIES, Common, EngineKind, FILE_CAPABILITIES, INODES, MASKED, READ_ONLY, RootWay,
+    StartSpec, open_files, unavailable,
 };
 use crate::state::{alive, io};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Either, Full, Limited};
+use hyper::body::{Body, Frame};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use sinew_jail::layer::USERS;
 use sinew_sandbox::SandboxError;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::UnixStream;
+use tokio::sync::OnceCell;
 
 /// Version of the API. Docker 20.10 and Podman 4 support it.
 const VERSION: &str = "v1.41";
@@ -22,6 +30,8 @@ const VERSION: &str = "v1.41";
 const MAX_ANSWER: usize = 4 << 20;
 /// Maximum time of one request. The import of an image takes longest.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Maximum bytes of a piece of a request that is sent from a file.
+const MAX_CHUNK: usize = 256 << 10;
 /// Label of every container, with the tag of its run.
 const LABEL: &str = "sinew.run";
 
@@ -38,6 +48,38 @@ pub(crate) struct Api {
     socket: PathBuf,
     /// Image of all containers. Empty until [`Self::use_image`] or [`Self::import`].
     image: String,
+    /// Unpacked image whose folders are mounts in containers. A writable root needs it whole.
+    folder: Option<PathBuf>,
+    /// Name of the image of writable roots, imported for the first.
+    whole: OnceCell<String>,
+}
+
+/// Content of a request.
+type RequestBody = Either<Full<Bytes>, FileBody>;
+
+/// Content of a file as the body of a request, in pieces.
+#[derive(Debug)]
+struct FileBody(File);
+
+impl Body for FileBody {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        // The file was written just now: it is in memory.
+        let mut chunk = vec![0; MAX_CHUNK];
+        Poll::Ready(match self.0.read(&mut chunk) {
+            Ok(0) => None,
+            Ok(n) => {
+                chunk.truncate(n);
+                Some(Ok(Frame::data(chunk.into())))
+            }
+            Err(e) => Some(Err(e)),
+        })
+    }
 }
 
 type SandboxResult<T> = Result<T, SandboxError>;
@@ -49,6 +91,8 @@ impl Api {
             kind,
             socket: socket.into(),
             image: String::new(),
+            folder: None,
+            whole: OnceCell::new(),
         };
         api.ask(Method::GET, "/version", Bytes::new()).await?;
         Ok(api)
@@ -61,6 +105,22 @@ impl Api {
     /// Sends one request and returns status and body of the response. A body that starts with `{` is sent as
     /// JSON, any other as a tar file.
     async fn call(&self, method: Method, path: &str, body: Bytes) -> SandboxResult<(u16, Bytes)> {
+        let kind = match body.first() {
+            Some(b'{') => "application/json",
+            _ => "application/x-tar",
+        };
+        self.send(method, path, kind, Either::Left(Full::new(body)))
+            .await
+    }
+
+    /// Sends one request with a body of this media type.
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: RequestBody,
+    ) -> SandboxResult<(u16, Bytes)> {
         let failed = |e: &dyn std::fmt::Display| io(self.socket.display().to_string(), e);
         let exchange = async {
             let stream = UnixStream::connect(&self.socket)
@@ -69,18 +129,12 @@ impl Api {
             let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
             let (mut sender, connection) = handshake.await.map_err(|e| failed(&e))?;
             let driver = tokio::spawn(connection);
-            let json = body.first() == Some(&b'{');
-            let kind = if json {
-                "application/json"
-            } else {
-                "application/x-tar"
-            };
             let request = Request::builder()
                 .method(method)
                 .uri(format!("/{VERSION}{path}"))
                 .header("host", "localhost")
                 .header("content-type", kind)
-                .body(Full::new(body))
+                .body(body)
                 .map_err(|e| failed(&e))?;
             let answer = sender.send_request(request).await;
             let answer = answer.map_err(|e| failed(&e))?;
@@ -102,13 +156,37 @@ impl Api {
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> SandboxResult<Value> {
         let asked = format!("{} {method} {path}", self.kind.name());
         let (status, body) = self.call(method, path, body).await?;
-        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
-        if (200..300).contains(&status) {
-            return Ok(value);
-        }
-        let why = value["message"].as_str().or(value["cause"].as_str());
-        let text = String::from_utf8_lossy(&body);
-        Err(io(asked, format!("{status}: {}", why.unwrap_or(&text))))
+        accepted(asked, status, &body)
+    }
+
+    /// Shows the folder of an unpacked image, whose folders are mounts of the image that is imported.
+    pub(crate) fn set_whole(&mut self, folder: Option<PathBuf>) {
+        self.folder = folder;
+    }
+
+    /// Name of the image of writable roots. An unpacked image is imported once, under a hash of its content.
+    async fn whole(&self) -> SandboxResult<&str> {
+        let Some(folder) = &self.folder else {
+            return Ok(self.image.as_str());
+        };
+        let import = async {
+            let folder = folder.clone();
+            let packed = tokio::task::spawn_blocking(move || pack(&folder)).await;
+            let (file, digest) = packed.map_err(|e| io("pack an image", e))??;
+            let name = format!("sinew/image-{digest}");
+            let path = format!("/images/{name}/json");
+            let (status, _) = self.call(Method::GET, &path, Bytes::new()).await?;
+            if status != 200 {
+                let path = format!("/images/create?fromSrc=-&repo={name}");
+                let body = Either::Right(FileBody(file));
+                let kind = "application/x-tar";
+                let (status, body) = self.send(Method::POST, &path, kind, body).await?;
+                accepted(format!("import {name}"), status, &body)?;
+            }
+            Ok::<_, SandboxError>(name)
+        };
+        let name = self.whole.get_or_try_init(|| import).await?;
+        Ok(name.as_str())
     }
 
     /// Uses an image that the daemon has under this name.
@@ -131,14 +209,7 @@ impl Api {
     /// Makes an image from the archive of a root. Its name has a hash of the archive, so that equal roots are
     /// imported once.
     pub(crate) async fn import(&mut self, archive: Vec<u8>) -> SandboxResult<()> {
-        let digest = {
-            use sha2::Digest;
-            let sum = sha2::Sha256::digest(&archive);
-            sum.iter()
-                .take(8)
-                .map(|b| format!("{b:02x}"))
-                .collect::<String>()
-        };
+        let digest = digits(&Sha256::digest(&archive));
         // Podman takes no tag here.
         let name = format!("sinew/root-{digest}");
         if self.use_image(&name).await.is_ok() {
@@ -155,7 +226,11 @@ impl Api {
         common: &Common,
         start: &StartSpec<'_>,
     ) -> SandboxResult<String> {
-        let body = creation(self.kind, &self.image, common, start).to_string();
+        let image = match start.way {
+            None => self.image.as_str(),
+            Some(_) => self.whole().await?,
+        };
+        let body = creation(self.kind, image, common, start).to_string();
         let path = format!("/containers/create?name={}", start.name);
         let made = self.ask(Method::POST, &path, body.into()).await?;
         let id = made["Id"].as_str().unwrap_or(&start.name).to_owned();
@@ -208,6 +283,43 @@ impl Api {
         Ok(())
     }
 }
+
+/// The response of a request that must succeed, as JSON (null if it is none).
+fn accepted(asked: String, status: u16, body: &[u8]) -> SandboxResult<Value> {
+    let value: Value = serde_json::from_slice(body).unwrap_or_default();
+    if (200..300).contains(&status) {
+        return Ok(value);
+    }
+    let why = value["message"].as_str().or(value["cause"].as_str());
+    let text = String::from_utf8_lossy(body);
+    Err(io(asked, format!("{status}: {}", why.unwrap_or(&text))))
+}
+
+/// Packs an unpacked image into a file without a name, and returns it with a hash of its content.
+fn pack(folder: &Path) -> SandboxResult<(File, String)> {
+    let failed = |e: std::io::Error| io("pack an image", e);
+    let file = sinew_sandbox::archive::spool(&[]).map_err(failed)?;
+    let mut file = root::archive_image(folder, BufWriter::new(file))?
+        .into_inner()
+        .map_err(|e| io("pack an image", e))?;
+    file.rewind().map_err(failed)?;
+    let mut hash = Sha256::new();
+    let mut chunk = vec![0; MAX_CHUNK];
+    loop {
+        match file.read(&mut chunk).map_err(failed)? {
+            0 => break,
+            n => hash.update(&chunk[..n]),
+        }
+    }
+    file.rewind().map_err(failed)?;
+    Ok((file, digits(&hash.finalize())))
+}
+
+/// The first digits of a hash, which name an image.
+fn digits(hash: &[u8]) -> String {
+    hash.iter().take(8).map(|b| format!("{b:02x}")).collect()
+}
+
 /// Percent-encodes the bytes that are special in a path or query.
 fn encode(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/:".contains(&b);
@@ -225,7 +337,8 @@ fn encode(text: &str) -> String {
 /// Body of a request that creates a container.
 ///
 /// The first process is the agent as root with [`AGENT_CAPABILITIES`], without a network, on a read-only
-/// root. Memory includes swap. Files in the work folder count as memory.
+/// root (see [`above_layer`] for a writable one). Memory includes swap. Files in the work folder count as
+/// memory.
 fn creation(kind: EngineKind, image: &str, common: &Common, start: &StartSpec<'_>) -> Value {
     let limits = &start.spec.limits;
     let files = open_files(limits);
@@ -233,7 +346,9 @@ fn creation(kind: EngineKind, image: &str, common: &Common, start: &StartSpec<'_
         let (source, inside) = (source.display(), inside.display());
         format!("{source}:{inside}:ro")
     };
-    let mut binds: Vec<String> = common.root.binds.iter().map(|(s, i)| show(s, i)).collect();
+    let above = start.way.map_or(0, |_| common.root.above);
+    let binds = common.root.binds.iter().skip(above);
+    let mut binds: Vec<String> = binds.map(|(s, i)| show(s, i)).collect();
     binds.push(show(&common.agent, Path::new(AGENT)));
     binds.push(show(&start.host, Path::new(HOST)));
     let owner = match kind {
@@ -264,6 +379,9 @@ fn creation(kind: EngineKind, image: &str, common: &Common, start: &StartSpec<'_
         "LogConfig": { "Type": "none" },
         "AutoRemove": true,
     });
+    if let (Some(way), Some(root)) = (start.way, &start.spec.writable_root) {
+        above_layer(&mut host, way, root.bytes);
+    }
     if kind == EngineKind::Podman {
         mend_podman(&mut host);
     }
@@ -284,6 +402,20 @@ fn creation(kind: EngineKind, image: &str, common: &Common, start: &StartSpec<'_
     })
 }
 
+/// Makes the root of a container writable: its own folders are part of the engine's layer then.
+fn above_layer(host: &mut Value, way: RootWay, bytes: u64) {
+    host["ReadonlyRootfs"] = json!(false);
+    host["Tmpfs"] = json!({});
+    let capabilities = AGENT_CAPABILITIES.iter().chain(&FILE_CAPABILITIES);
+    host["CapAdd"] = json!(capabilities.collect::<Vec<_>>());
+    if way.mapped {
+        host["UsernsMode"] = json!(format!("auto:size={USERS}"));
+    }
+    if way.sized {
+        host["StorageOpt"] = json!({ "size": bytes.to_string() });
+    }
+}
+
 /// Differences of Podman from Docker.
 fn mend_podman(host: &mut Value) {
     // Its own default may be more than it has itself; the group bounds each container.
@@ -291,8 +423,14 @@ fn mend_podman(host: &mut Value) {
     if let Some(limits) = host["Ulimits"].as_array_mut() {
         limits.push(processes);
     }
-    // It reads no MaskedPaths; and it mounts two folders in memory that everybody may fill.
-    let masked = format!("mask={}:/var:/run", MASKED.join(":"));
+    // It reads no MaskedPaths; and it mounts two folders in memory on a read-only root, that everybody may
+    // fill.
+    let more = if host["ReadonlyRootfs"] == true {
+        ":/var:/run"
+    } else {
+        ""
+    };
+    let masked = format!("mask={}{more}", MASKED.join(":"));
     if let Some(options) = host["SecurityOpt"].as_array_mut() {
         options.push(masked.into());
     }

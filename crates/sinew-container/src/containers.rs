@@ -9,18 +9,23 @@ use crate::engine::Engine;
 use crate::observed::Observed;
 use crate::reaper::Reaper;
 use crate::root;
-use crate::spec::{Body, Common, INODES, SHARED_UID, StartSpec, next_uid, unavailable};
+use crate::spec::{
+    Body, Common, INODES, RootWay, SHARED_UID, StartSpec, next_uid, next_users, unavailable,
+};
 use crate::state::{Folder, io, orphans};
 use sinew_image::UnpackLimits;
 use sinew_jail::cgroup::{Group, run_tag};
 use sinew_sandbox::guest::{AGENT, Guest, Setup};
-use sinew_sandbox::{Ending, ExecRequest, Network, Program, Protection, SandboxError, SandboxSpec};
+use sinew_sandbox::{
+    Ending, ExecRequest, Network, Program, Protection, SandboxError, SandboxSpec, WritableRoot,
+};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::OnceCell;
 
 type SandboxResult<T> = Result<T, SandboxError>;
 
@@ -48,6 +53,9 @@ pub(crate) struct Containers {
     numbers: AtomicU64,
     /// True if each container has a separate user. False if the engine has few users.
     own_users: bool,
+    /// Way to writable roots, and the protections of a probe container with one. Found when the first is
+    /// requested.
+    writable: OnceCell<(RootWay, Arc<Vec<Protection>>)>,
 }
 
 impl Drop for Containers {
@@ -108,6 +116,7 @@ impl Containers {
             config,
             numbers: AtomicU64::new(0),
             own_users: true,
+            writable: OnceCell::new(),
         };
         if inner.probe().await.is_err() {
             // An engine in a user namespace has few users.
@@ -123,6 +132,19 @@ impl Containers {
     /// [`SandboxError::Unavailable`] with the last line of the runtime's log if it ends before the agent
     /// connects, or after [`START`]. The container is removed then.
     pub(crate) async fn start(&self, spec: &SandboxSpec) -> SandboxResult<RunningContainer> {
+        let way = match spec.writable_root {
+            None => None,
+            Some(_) => Some(self.writable().await?.0),
+        };
+        self.start_by(spec, way).await
+    }
+
+    /// Same as [`Self::start`], with a writable root by this way.
+    async fn start_by(
+        &self,
+        spec: &SandboxSpec,
+        way: Option<RootWay>,
+    ) -> SandboxResult<RunningContainer> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let provider = self.folder.path().file_name().unwrap_or_default();
         let provider = provider.to_string_lossy().replace('.', "-");
@@ -131,26 +153,29 @@ impl Containers {
         std::fs::create_dir(&host).map_err(|e| io("make a folder", e))?;
         let socket = host.join("s");
         let listener = UnixListener::bind(&socket).map_err(|e| io("make a socket", e))?;
+        if way.is_some() {
+            // The agent is another user outside. Nobody else on the host can enter the folders above.
+            for (path, mode) in [(&host, 0o755), (&socket, 0o666)] {
+                let mode = std::fs::Permissions::from_mode(mode);
+                std::fs::set_permissions(path, mode).map_err(|e| io("open a socket", e))?;
+            }
+        }
         let start = StartSpec {
             name: format!("sinew-{provider}-c{number}"),
             folder: folder.path(),
-            uid: if self.own_users {
-                next_uid()
-            } else {
-                SHARED_UID
+            uid: match way {
+                Some(_) => next_users(),
+                None if self.own_users => next_uid(),
+                None => SHARED_UID,
             },
             host,
             spec,
+            way,
         };
         let uid = start.uid;
         let mut body = self.engine.start(&self.common, &start).await?;
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted.map_err(|e| io("listen", e)),
-            ended = ended(&mut body) => Err(self.not_up(folder.path(), &ended)),
-            () = tokio::time::sleep(START) => Err(unavailable(format!("a container did not come up in {START:?}"))),
-        };
-        let (stream, _) = match accepted {
-            Ok(accepted) => accepted,
+        let stream = match self.accept(&listener, &mut body, folder.path()).await {
+            Ok(stream) => stream,
             Err(e) => {
                 self.engine.end(body).await?;
                 return Err(e);
@@ -185,6 +210,68 @@ impl Containers {
         }
     }
 
+    /// Waits for the connection of an agent, or for the end of its container.
+    async fn accept(
+        &self,
+        listener: &UnixListener,
+        body: &mut Body,
+        folder: &Path,
+    ) -> SandboxResult<UnixStream> {
+        tokio::select! {
+            accepted = listener.accept() => {
+                accepted.map(|(stream, _)| stream).map_err(|e| io("listen", e))
+            }
+            ended = ended(body) => Err(self.not_up(folder, &ended)),
+            () = tokio::time::sleep(START) => {
+                Err(unavailable(format!("a container did not come up in {START:?}")))
+            }
+        }
+    }
+
+    /// Way to writable roots, and their protections. The first call starts a probe container for each way
+    /// until one works.
+    ///
+    /// # Errors
+    /// The failure of the last way.
+    async fn writable(&self) -> SandboxResult<&(RootWay, Arc<Vec<Protection>>)> {
+        let find = async {
+            let spec = SandboxSpec {
+                writable_root: Some(WritableRoot {
+                    bytes: 16 << 20,
+                    ..WritableRoot::default()
+                }),
+                ..SandboxSpec::default()
+            };
+            let mut failed = unavailable("the engine has no way to a writable root".into());
+            for &way in self.engine.root_ways() {
+                match self.look(&spec, Some(way)).await {
+                    Ok(seen) => {
+                        let engine = self.engine.kind();
+                        let rows = seen.protections(engine, &spec, self.config.cpus);
+                        return Ok((way, Arc::new(rows)));
+                    }
+                    Err(e) => failed = e,
+                }
+            }
+            Err(failed)
+        };
+        self.writable.get_or_try_init(|| find).await
+    }
+
+    /// Protections of containers with this specification.
+    ///
+    /// # Errors
+    /// If no container with a writable root can be started.
+    pub(crate) async fn protections_of(
+        &self,
+        spec: &SandboxSpec,
+    ) -> SandboxResult<Arc<Vec<Protection>>> {
+        Ok(match spec.writable_root {
+            None => Arc::clone(&self.protections),
+            Some(_) => Arc::clone(&self.writable().await?.1),
+        })
+    }
+
     /// Ends a container and waits until nothing of it is left.
     pub(crate) async fn end(&self, started: RunningContainer) -> SandboxResult<()> {
         // The agent ends with its connection.
@@ -194,15 +281,21 @@ impl Containers {
 
     /// First request to the agent: limits, user, interpreter and environment.
     fn setup(&self, spec: &SandboxSpec, uid: u32) -> Setup {
+        let mut limits = spec.limits.clone();
+        if let Some(root) = &spec.writable_root {
+            limits.work_bytes = root.bytes;
+        }
         Setup {
-            limits: spec.limits.clone(),
+            limits,
             uid,
             own_user: false,
             tcp: spec.network == Network::Loopback,
             inodes: INODES,
             python: self.python.clone(),
-            warm_python: self.config.warm_python,
+            // An interpreter that waits would have the user and the folder of another program.
+            warm_python: self.config.warm_python && spec.writable_root.is_none(),
             env: spec.env.clone(),
+            writable_root: spec.writable_root.clone(),
         }
     }
 
@@ -220,17 +313,41 @@ impl Containers {
     /// Starts a container with default limits and compares its own view with what was requested.
     async fn probe(&mut self) -> SandboxResult<()> {
         let spec = SandboxSpec::default();
-        let mut started = self.start(&spec).await?;
-        let asked = async {
-            if self.python.is_none() && matches!(self.config.image, Image::Named(_)) {
-                for path in PYTHONS {
-                    let argv = [path, "-I", "-S", "-c", ""];
-                    if say(&mut started.guest, &argv).await?.is_some() {
-                        self.python = Some(path.into());
-                        break;
-                    }
+        if self.python.is_none() && matches!(self.config.image, Image::Named(_)) {
+            self.python = self.find_python(&spec).await?;
+        }
+        let seen = self.look(&spec, None).await?;
+        let engine = self.engine.kind();
+        self.protections = Arc::new(seen.protections(engine, &spec, self.config.cpus));
+        Ok(())
+    }
+
+    /// Path of Python in an image that only its engine has.
+    async fn find_python(&self, spec: &SandboxSpec) -> SandboxResult<Option<String>> {
+        let mut started = self.start_by(spec, None).await?;
+        let mut found = Ok(None);
+        for path in PYTHONS {
+            let argv = [path, "-I", "-S", "-c", ""];
+            match say(&mut started.guest, &argv).await {
+                Ok(None) => {}
+                Ok(Some(_)) => {
+                    found = Ok(Some(path.into()));
+                    break;
+                }
+                Err(e) => {
+                    found = Err(e);
+                    break;
                 }
             }
+        }
+        self.end(started).await?;
+        found
+    }
+
+    /// Own view of a container with this specification, and that of the kernel.
+    async fn look(&self, spec: &SandboxSpec, way: Option<RootWay>) -> SandboxResult<Observed> {
+        let mut started = self.start_by(spec, way).await?;
+        let asked = async {
             let mut told = Vec::new();
             for path in ["/proc/self/status", "/proc/self/mounts", "/proc/net/dev"] {
                 told.push(
@@ -253,13 +370,31 @@ impl Containers {
             processes: started.group.process_limit(),
             processors: started.group.processors(),
             namespaces: namespaces(started.pid),
-            own_users: self.own_users,
+            own_users: way.map_or(self.own_users, |way| way.mapped),
+            root_user: root_user(started.pid),
+            root_bytes: root_bytes(started.pid),
         });
         self.end(started).await?;
-        let engine = self.engine.kind();
-        self.protections = Arc::new(seen?.protections(engine, &spec, self.config.cpus));
-        Ok(())
+        seen
     }
+}
+
+/// User outside that is root of a process's user namespace.
+fn root_user(pid: i32) -> Option<u32> {
+    let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).ok()?;
+    let mut lines = map
+        .lines()
+        .map(|l| l.split_whitespace().collect::<Vec<_>>());
+    lines.find_map(|l| match l.as_slice() {
+        ["0", outside, _] => outside.parse().ok(),
+        _ => None,
+    })
+}
+
+/// Size of the file system that a process has as its root.
+fn root_bytes(pid: i32) -> Option<u64> {
+    let stat = rustix::fs::statfs(format!("/proc/{pid}/root/")).ok()?;
+    Some(stat.f_blocks.saturating_mul(stat.f_bsize as u64))
 }
 
 /// Removes what processes that are gone left on the host: containers, groups and folders.
@@ -319,7 +454,10 @@ async fn prepare(
     let root_folder = &common.root_folder;
     common.root = root::build(root_folder, unpacked.as_deref(), python, &config.shows)?;
     match engine {
-        Engine::Api(api) => api.import(root::archive(root_folder)?).await,
+        Engine::Api(api) => {
+            api.set_whole(unpacked);
+            api.import(root::archive(root_folder)?).await
+        }
         Engine::Runtime(_) => Ok(()),
     }
 }

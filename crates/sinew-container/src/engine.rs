@@ -2,7 +2,7 @@
 
 use crate::api::Api;
 use crate::runtime::Runtime;
-use crate::spec::{Body, Common, EngineKind, StartSpec, unavailable};
+use crate::spec::{Body, Common, EngineKind, RootWay, StartSpec, unavailable};
 use sinew_sandbox::SandboxError;
 use std::path::Path;
 use std::str::FromStr;
@@ -43,6 +43,14 @@ impl FromStr for Choice {
         })
     }
 }
+
+/// All ways to writable roots.
+static WAYS: [RootWay; 4] = [
+    RootWay::new(true, true),
+    RootWay::new(true, false),
+    RootWay::new(false, true),
+    RootWay::new(false, false),
+];
 
 /// An engine that works on this host.
 #[derive(Debug)]
@@ -112,6 +120,17 @@ impl Engine {
         match self {
             Self::Runtime(runtime) => runtime.name(),
             Self::Api(api) => api.kind().name(),
+        }
+    }
+
+    /// Ways to writable roots, the best first.
+    pub(crate) fn root_ways(&self) -> &'static [RootWay] {
+        match self {
+            // The layer is made by Sinew.
+            Self::Runtime(_) => &WAYS[..1],
+            Self::Api(api) if api.kind() == EngineKind::Podman => &WAYS,
+            // A mapping of users is a setting of the daemon.
+            Self::Api(_) => &WAYS[2..],
         }
     }
 

@@ -4,7 +4,7 @@
 //! container or the kernel shows with the expected one.
 
 use sinew_jail::spawner::TCP_MEMORY;
-use sinew_sandbox::{Protection, SandboxSpec};
+use sinew_sandbox::{Protection, SandboxSpec, WritableRoot};
 
 /// A container's own view of its protections, and that of the kernel on the host.
 #[derive(Debug)]
@@ -29,7 +29,14 @@ pub(crate) struct Observed {
     pub(crate) namespaces: Vec<&'static str>,
     /// True if each container has a separate user.
     pub(crate) own_users: bool,
+    /// User outside that is root of the container's user namespace. 0: there is no such namespace.
+    pub(crate) root_user: Option<u32>,
+    /// Size of the file system that is the root.
+    pub(crate) root_bytes: Option<u64>,
 }
+
+/// Capabilities that root inside may keep where it is another user outside: CHOWN, DAC_OVERRIDE, FOWNER.
+const ROOT_KEEPS: u64 = 1 << 3 | 1 << 1 | 1;
 
 impl Observed {
     /// Value of a line of `status`, such as `Seccomp:`. Empty if it is missing.
@@ -57,18 +64,83 @@ impl Observed {
         spec: &SandboxSpec,
         cpus: Option<f64>,
     ) -> Vec<Protection> {
-        let mut rows = self.walls(engine);
+        let mut rows = match &spec.writable_root {
+            None => self.walls(),
+            Some(root) => self.writable_walls(engine, root),
+        };
+        rows.extend(self.common_walls(engine));
         rows.extend(self.limits(engine, spec, cpus));
         rows
     }
 
-    /// Rows of what separates programs from the host.
-    fn walls(&self, engine: &str) -> Vec<Protection> {
+    /// True if root inside is another user outside.
+    fn is_mapped(&self) -> bool {
+        self.root_user.is_some_and(|user| user > 0)
+    }
+
+    /// Rows of what separates programs from the host if they can write everywhere, as far as they differ.
+    fn writable_walls(&self, engine: &str, root: &WritableRoot) -> Vec<Protection> {
+        let keeps = if self.is_mapped() { ROOT_KEEPS } else { 0 };
+        let within = |name| {
+            let set = u64::from_str_radix(self.field(name), 16);
+            set.is_ok_and(|set| set & !keeps == 0)
+        };
+        let caps = ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"];
+        let bounded = self.root_bytes.is_some_and(|n| n <= root.bytes);
+        let how = match self.root_bytes {
+            Some(n) if bounded => {
+                format!("writable, a layer of {n} bytes that ends with the sandbox")
+            }
+            Some(n) => format!(
+                "writable; the layer of {engine} has no size of its own, its disk has {n} bytes"
+            ),
+            None => format!("writable; the host cannot see the size of the layer of {engine}"),
+        };
+        let user = match self.root_user {
+            Some(user) if user > 0 => {
+                format!("root inside is user {user} outside, without rights there")
+            }
+            _ => {
+                format!("{engine} maps no users: root inside is root outside, without capabilities")
+            }
+        };
+        vec![
+            row("root", bounded, how),
+            row("user namespace", self.is_mapped(), user),
+            row(
+                "capabilities",
+                caps.into_iter().all(within),
+                if keeps == 0 {
+                    "all sets of programs are empty"
+                } else {
+                    "only over files of the user namespace, for root inside; others have none"
+                },
+            ),
+        ]
+    }
+
+    /// Rows of what separates programs from the host if only two folders can be written, as far as they
+    /// differ.
+    fn walls(&self) -> Vec<Protection> {
         let zero = |name| {
             let value = self.field(name);
             !value.is_empty() && value.trim_matches('0').is_empty()
         };
         let caps = ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"];
+        let user = self.field("Uid:").split_whitespace().next().unwrap_or("0");
+        vec![
+            row("root", self.mounted("/", "ro"), "mounted read-only"),
+            row(
+                "capabilities",
+                caps.into_iter().all(zero),
+                "all sets of programs are empty",
+            ),
+            row("user", user != "0", format!("programs run as {user}")),
+        ]
+    }
+
+    /// Rows of what separates programs from the host, whatever they can write.
+    fn common_walls(&self, engine: &str) -> Vec<Protection> {
         // Two lines of headings.
         let names = self.interfaces.lines().skip(2);
         let names: Vec<_> = names
@@ -76,7 +148,6 @@ impl Observed {
             .map(str::trim)
             .collect();
         let alone = names.iter().all(|n| *n == "lo") && !self.interfaces.is_empty();
-        let user = self.field("Uid:").split_whitespace().next().unwrap_or("0");
         let landlock = match self.landlock {
             0 => format!("the kernel has none, or {engine} forbids it"),
             abi => format!("version {abi}"),
@@ -85,25 +156,18 @@ impl Observed {
         let filter = "the allow-list of the process level, in every program";
         vec![
             row("namespaces", self.namespaces.len() == 6, namespaces),
-            row("root", self.mounted("/", "ro"), "mounted read-only"),
             row(
                 "network",
                 alone,
                 format!("interfaces: {}", names.join(", ")),
             ),
             row(
-                "capabilities",
-                caps.into_iter().all(zero),
-                "all sets of programs are empty",
-            ),
-            row("user", user != "0", format!("programs run as {user}")),
-            row(
                 "own user",
                 self.own_users,
                 if self.own_users {
-                    "each container has a user id of its own"
+                    "each container has user ids of its own"
                 } else {
-                    "the engine takes no other user than 65534: all containers share it"
+                    "the engine gives no user ids of its own: all containers share them"
                 },
             ),
             row("no_new_privs", self.field("NoNewPrivs:") == "1", "set"),
@@ -118,7 +182,16 @@ impl Observed {
             Some(n) => format!("{n} {unit}, by control group"),
             None => format!("{engine} set no limit that the host can see"),
         };
-        let works = ["/work", "/tmp"].iter().all(|p| self.mounted(p, "nosuid"));
+        let (files, folders) = match &spec.writable_root {
+            None => (
+                ["/work", "/tmp"].iter().all(|p| self.mounted(p, "nosuid")),
+                "work and temporary folder in memory, bounded each",
+            ),
+            Some(root) => (
+                self.root_bytes.is_some_and(|n| n <= root.bytes),
+                "work and temporary folder are part of the root's layer",
+            ),
+        };
         let memory = self.memory == Some(spec.limits.memory_bytes);
         let processes = self.processes == Some(spec.limits.processes + 1);
         let near = |n: f64| self.processors.is_some_and(|p| (p - n).abs() < 0.01);
@@ -148,11 +221,7 @@ impl Observed {
                 processes,
                 limit(self.processes, "with the agent"),
             ),
-            row(
-                "files",
-                works,
-                "work and temporary folder in memory, bounded each",
-            ),
+            row("files", files, folders),
             row("processors", bounded, shares),
         ]
     }

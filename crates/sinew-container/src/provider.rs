@@ -80,8 +80,10 @@ impl ContainerProvider {
         spec: &SandboxSpec,
         base: Arc<Vec<Entry>>,
     ) -> SandboxResult<Box<dyn Sandbox>> {
+        check_root(spec)?;
+        let protections = self.inner.protections_of(spec).await?;
         if spec.strict {
-            let missing = self.inner.protections.iter().filter(|p| !p.enforced);
+            let missing = protections.iter().filter(|p| !p.enforced);
             let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();
             if !missing.is_empty() {
                 return Err(SandboxError::NotEnforced {
@@ -98,9 +100,44 @@ impl ContainerProvider {
             return Err(e);
         }
         let inner = Arc::clone(&self.inner);
-        let sandbox = ContainerSandbox::new(inner, spec.clone(), started, base, permit);
+        let sandbox = ContainerSandbox::new(inner, spec.clone(), started, base, permit)
+            .with_protections(protections);
         Ok(Box::new(sandbox))
     }
+}
+
+/// Smallest layer of a writable root.
+const MIN_ROOT: u64 = 1 << 20;
+
+/// Refuses writable roots that make no sense.
+fn check_root(spec: &SandboxSpec) -> SandboxResult<()> {
+    let Some(root) = &spec.writable_root else {
+        return Ok(());
+    };
+    let bad = |field, value: String, allowed: &str| {
+        Err(SandboxError::Request {
+            field,
+            value,
+            allowed: allowed.into(),
+        })
+    };
+    if root.bytes < MIN_ROOT {
+        let allowed = "at least 1048576";
+        return bad("writable_root.bytes", root.bytes.to_string(), allowed);
+    }
+    if root.user.is_empty() || root.user.len() > 256 {
+        let allowed = "a user of the image, at most 256 characters, such as root or 1000:1000";
+        return bad("writable_root.user", format!("{:?}", root.user), allowed);
+    }
+    if !root.workdir.starts_with('/') || root.workdir.contains('\0') {
+        let allowed = "an absolute path";
+        return bad(
+            "writable_root.workdir",
+            format!("{:?}", root.workdir),
+            allowed,
+        );
+    }
+    Ok(())
 }
 
 impl SandboxProvider for ContainerProvider {
@@ -121,7 +158,14 @@ impl SandboxProvider for ContainerProvider {
         spec: &'a SandboxSpec,
         snapshot: &'a Snapshot,
     ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
-        Box::pin(async move { self.make(spec, own(snapshot)?).await })
+        Box::pin(async move {
+            if spec.writable_root.is_some() {
+                return Err(SandboxError::Unsupported {
+                    operation: "start from a snapshot with a writable root",
+                });
+            }
+            self.make(spec, own(snapshot)?).await
+        })
     }
 
     fn export_file<'a>(

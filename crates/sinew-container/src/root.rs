@@ -4,7 +4,8 @@
 use crate::state::io;
 use sinew_sandbox::{ETC_FILES, SandboxError};
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 /// Path of the agent inside.
@@ -23,6 +24,12 @@ pub(crate) struct Root {
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     /// Path of Python inside.
     pub(crate) python: Option<String>,
+    /// Folder on the host that is below a writable root: the image, or the empty root above which the host's
+    /// folders are mounted. Empty if only the engine has the image.
+    pub(crate) lower: PathBuf,
+    /// Number of the first of `binds` that a writable root has, too: the folders of an image are no mounts
+    /// there.
+    pub(crate) above: usize,
 }
 
 type SandboxResult<T> = Result<T, SandboxError>;
@@ -62,8 +69,15 @@ pub(crate) fn build(
     }
     within(folder, fs::write(folder.join(".agent"), ""))?;
     match image {
-        Some(image) => from_image(&mut root, folder, image)?,
-        None => from_host(&mut root, folder, python)?,
+        Some(image) => {
+            from_image(&mut root, folder, image)?;
+            root.lower = within(image, image.canonicalize())?;
+            root.above = root.binds.len();
+        }
+        None => {
+            from_host(&mut root, folder, python)?;
+            root.lower = folder.into();
+        }
     }
     for (source, inside) in shows {
         bind(&mut root, folder, source, inside)?;
@@ -165,13 +179,27 @@ fn from_image(root: &mut Root, folder: &Path, image: &Path) -> SandboxResult<()>
 /// an engine keeps each once.
 pub(crate) fn archive(folder: &Path) -> SandboxResult<Vec<u8>> {
     let mut builder = tar::Builder::new(Vec::new());
-    add(&mut builder, folder, Path::new(""))
+    add(&mut builder, folder, Path::new(""), false)
         .and_then(|()| builder.into_inner())
         .map_err(|e| io("pack a root", e))
 }
 
-/// Adds a folder in the order of names, without owners and times.
-fn add(builder: &mut tar::Builder<Vec<u8>>, folder: &Path, inside: &Path) -> std::io::Result<()> {
+/// An unpacked image as a tar file, for engines that need it whole. Owners and times are kept: compiled
+/// Python is valid only with the time of its source.
+pub(crate) fn archive_image<W: Write>(image: &Path, out: W) -> SandboxResult<W> {
+    let mut builder = tar::Builder::new(out);
+    add(&mut builder, image, Path::new(""), true)
+        .and_then(|()| builder.into_inner())
+        .map_err(|e| io(format!("pack {}", image.display()), e))
+}
+
+/// Adds a folder in the order of names, without owners and times unless they are kept.
+fn add<W: Write>(
+    builder: &mut tar::Builder<W>,
+    folder: &Path,
+    inside: &Path,
+    kept: bool,
+) -> std::io::Result<()> {
     let names = fs::read_dir(folder)?.map(|e| e.map(|e| e.file_name()));
     let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
     names.sort();
@@ -180,15 +208,20 @@ fn add(builder: &mut tar::Builder<Vec<u8>>, folder: &Path, inside: &Path) -> std
         let meta = path.symlink_metadata()?;
         let mut header = tar::Header::new_gnu();
         header.set_metadata(&meta);
-        header.set_uid(0);
-        header.set_gid(0);
-        header.set_mtime(0);
+        let own = rustix::process::geteuid().as_raw();
+        if !kept || own != 0 && meta.uid() == own {
+            header.set_uid(0);
+            header.set_gid(0);
+        }
+        if !kept {
+            header.set_mtime(0);
+        }
         if meta.is_symlink() {
             builder.append_link(&mut header, &inner, fs::read_link(&path)?)?;
         } else if meta.is_dir() {
             builder.append_data(&mut header, &inner, std::io::empty())?;
-            add(builder, &path, &inner)?;
-        } else {
+            add(builder, &path, &inner, kept)?;
+        } else if meta.is_file() {
             builder.append_data(&mut header, &inner, fs::File::open(&path)?)?;
         }
     }
@@ -212,6 +245,15 @@ mod tests {
         let image = image.canonicalize().unwrap();
         assert_eq!(root.binds, [(image.join("usr"), "/usr".into())]);
         assert_eq!(root.python.as_deref(), Some("/usr/bin/python3"));
+        assert_eq!((root.lower.as_path(), root.above), (image.as_path(), 1));
+        let whole = archive_image(&image, Vec::new()).unwrap();
+        let mut whole = tar::Archive::new(whole.as_slice());
+        let held = whole
+            .entries()
+            .unwrap()
+            .map(|e| e.unwrap().path().unwrap().into_owned());
+        let held: Vec<_> = held.collect();
+        assert!(held.contains(&"usr/bin/python3".into()), "{held:?}");
         assert_eq!(
             fs::read_link(folder.join("bin")).unwrap(),
             Path::new("usr/bin")

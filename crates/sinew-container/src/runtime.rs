@@ -6,11 +6,12 @@
 
 use crate::root::{AGENT, HOST};
 use crate::spec::{
-    AGENT_CAPABILITIES, Body, Common, END, INODES, MASKED, READ_ONLY, StartSpec, Waiter,
-    open_files, unavailable,
+    AGENT_CAPABILITIES, Body, Common, END, FILE_CAPABILITIES, INODES, MASKED, READ_ONLY, StartSpec,
+    Waiter, open_files, unavailable,
 };
 use crate::state::io;
 use serde_json::{Value, json};
+use sinew_jail::layer::{LayerPlan, USERS};
 use sinew_sandbox::SandboxError;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -84,14 +85,68 @@ impl Runtime {
     /// A command of the runtime on its state, without input and output.
     fn invoke(&self, args: &[&str]) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(&self.command[0]);
+        command.args(&self.command[1..]);
+        self.finish(command, args)
+    }
+
+    /// Same as [`Self::invoke`], in a mount namespace with a writable layer. The agent makes it, and becomes
+    /// the runtime.
+    fn invoke_above(
+        &self,
+        common: &Common,
+        layer: &LayerPlan,
+        args: &[&str],
+    ) -> Result<tokio::process::Command, SandboxError> {
+        let plan = serde_json::to_string(layer).map_err(|e| io("describe a layer", e))?;
+        let mut command = tokio::process::Command::new(&common.agent);
+        command.arg("with-layer").arg(plan).args(&self.command);
+        Ok(self.finish(command, args))
+    }
+
+    /// Adds the runtime's own arguments.
+    fn finish(
+        &self,
+        mut command: tokio::process::Command,
+        args: &[&str],
+    ) -> tokio::process::Command {
         command
-            .args(&self.command[1..])
             .arg("--root")
             .arg(&self.state)
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         command
+    }
+
+    /// The layer of a container with a writable root.
+    fn layer(
+        &self,
+        common: &Common,
+        start: &StartSpec<'_>,
+    ) -> Result<Option<LayerPlan>, SandboxError> {
+        let Some(root) = &start.spec.writable_root else {
+            return Ok(None);
+        };
+        let used = start.folder.canonicalize();
+        let used = used.map_err(|e| io("find a folder of a container", e))?;
+        let stage = stage(&used).ok_or_else(|| {
+            let all = STAGES.join(", ");
+            unavailable(format!(
+                "a writable root is made in a mount namespace, above one of the folders {all}; this host has \
+                 none of them, or the state folder lies in the only one"
+            ))
+        })?;
+        let binds = common.root.binds.iter().skip(common.root.above);
+        let shows = binds.map(|(source, _)| source.clone());
+        let own = [common.agent.clone(), start.host.clone()];
+        Ok(Some(LayerPlan {
+            image: common.root.lower.clone(),
+            stage,
+            bytes: root.bytes,
+            inodes: INODES + root.bytes / BYTES_OF_FILE,
+            first_user: start.uid,
+            shows: shows.chain(own).collect(),
+        }))
     }
 
     /// Writes the bundle and starts `run`, which stays until the container has ended. Standard error goes to
@@ -101,14 +156,19 @@ impl Runtime {
         common: &Common,
         start: &StartSpec<'_>,
     ) -> Result<Body, SandboxError> {
-        let bundle = bundle(common, start).to_string();
+        let layer = self.layer(common, start)?;
+        let bundle = bundle(common, start, layer.as_ref()).to_string();
         let path = start.folder.join("config.json");
         std::fs::write(&path, bundle).map_err(|e| io("write a bundle", e))?;
         let log = std::fs::File::create(start.folder.join("log"));
         let log = log.map_err(|e| io("write a log", e))?;
         let folder = start.folder.to_string_lossy().into_owned();
-        let child = self
-            .invoke(&["run", "--bundle", &folder, &start.name])
+        let args = ["run", "--bundle", &folder, &start.name];
+        let mut command = match &layer {
+            None => self.invoke(&args),
+            Some(layer) => self.invoke_above(common, layer, &args)?,
+        };
+        let child = command
             .stderr(log)
             .spawn()
             .map_err(|e| io(format!("start {}", self.name), e))?;
@@ -208,19 +268,41 @@ fn tmpfs(inside: &str, options: &[String]) -> Value {
     json!({ "destination": inside, "type": "tmpfs", "source": "tmpfs", "options": options })
 }
 
-/// Configuration of a container (OCI runtime specification 1.0, config.json).
-///
-/// It has all namespaces, no user namespace, only the agent's capabilities, memory without swap, and no
-/// network interface but loopback. Files in `/work` and `/tmp` count as memory.
-fn bundle(common: &Common, start: &StartSpec<'_>) -> Value {
+/// Folders that a stage may cover in the mount namespace of a container: the runtime needs nothing in them.
+const STAGES: [&str; 5] = ["/mnt", "/srv", "/media", "/tmp", "/var/tmp"];
+/// Bytes of a layer for each file and folder that it may have, beyond [`INODES`].
+const BYTES_OF_FILE: u64 = 4096;
+
+/// A folder that can be covered while `used` is in use.
+fn stage(used: &Path) -> Option<PathBuf> {
+    let real = |path: &&Path| path.symlink_metadata().is_ok_and(|m| m.is_dir());
+    let mut all = STAGES.iter().map(Path::new).filter(real);
+    all.find(|stage| !used.starts_with(stage))
+        .map(PathBuf::from)
+}
+
+/// Mounts of a container. With a layer, its own folders are part of the layer.
+fn mounts(common: &Common, start: &StartSpec<'_>, layer: Option<&LayerPlan>) -> Vec<Value> {
     let limits = &start.spec.limits;
-    let files = open_files(limits);
     let mut mounts = vec![
         json!({ "destination": "/proc", "type": "proc", "source": "proc",
             "options": ["nosuid", "noexec", "nodev", "hidepid=invisible"] }),
         json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs",
             "options": ["nosuid", "noexec", "mode=755", "size=64k"] }),
     ];
+    let own = [
+        (&common.agent, Path::new(AGENT), &[][..]),
+        (&start.host, Path::new(HOST), &["noexec"][..]),
+    ];
+    if let Some(layer) = layer {
+        let binds = common.root.binds.iter().skip(common.root.above);
+        let binds = binds.map(|(_, inside)| (inside.as_path(), &[][..]));
+        let all = binds.chain(own.map(|(_, inside, more)| (inside, more)));
+        for (number, (inside, more)) in all.enumerate() {
+            mounts.push(bind(&layer.shown(number), inside, more));
+        }
+        return mounts;
+    }
     let user = [format!("uid={}", start.uid), format!("gid={}", start.uid)];
     for folder in ["/work", "/tmp"] {
         let size = format!("size={}", limits.work_bytes);
@@ -230,9 +312,35 @@ fn bundle(common: &Common, start: &StartSpec<'_>) -> Value {
     for (source, inside) in &common.root.binds {
         mounts.push(bind(source, inside, &[]));
     }
-    mounts.push(bind(&common.agent, Path::new(AGENT), &[]));
-    mounts.push(bind(&start.host, Path::new(HOST), &["noexec"]));
-    let capabilities = AGENT_CAPABILITIES.map(|c| format!("CAP_{c}"));
+    mounts.extend(own.map(|(source, inside, more)| bind(source, inside, more)));
+    mounts
+}
+
+/// Adds a user namespace and a writable root to a configuration.
+fn above_layer(bundle: &mut Value, layer: &LayerPlan) {
+    bundle["root"] = json!({ "path": layer.root(), "readonly": false });
+    let users = json!([{ "containerID": 0, "hostID": layer.first_user, "size": USERS }]);
+    let linux = &mut bundle["linux"];
+    linux["uidMappings"] = users.clone();
+    linux["gidMappings"] = users;
+    if let Some(namespaces) = linux["namespaces"].as_array_mut() {
+        namespaces.push(json!({ "type": "user" }));
+    }
+}
+
+/// Configuration of a container (OCI runtime specification 1.0, config.json).
+///
+/// It has all namespaces, only the agent's capabilities, memory without swap, and no network interface but
+/// loopback. Files in `/work` and `/tmp` count as memory. Without a layer, it has no user namespace.
+fn bundle(common: &Common, start: &StartSpec<'_>, layer: Option<&LayerPlan>) -> Value {
+    let limits = &start.spec.limits;
+    let files = open_files(limits);
+    let files_of_all: &[&str] = match layer {
+        Some(_) => &FILE_CAPABILITIES,
+        None => &[],
+    };
+    let capabilities = AGENT_CAPABILITIES.iter().chain(files_of_all);
+    let capabilities: Vec<_> = capabilities.map(|c| format!("CAP_{c}")).collect();
     let mut resources = json!({
         "memory": { "limit": limits.memory_bytes, "swap": limits.memory_bytes },
         // And the agent.
@@ -243,7 +351,7 @@ fn bundle(common: &Common, start: &StartSpec<'_>) -> Value {
     }
     let namespaces = ["pid", "mount", "ipc", "uts", "network", "cgroup"];
     let namespaces = namespaces.map(|n| json!({ "type": n }));
-    json!({
+    let mut bundle = json!({
         "ociVersion": "1.0.2",
         "root": { "path": common.root_folder, "readonly": true },
         "hostname": "sandbox",
@@ -262,7 +370,7 @@ fn bundle(common: &Common, start: &StartSpec<'_>) -> Value {
                 { "type": "RLIMIT_CORE", "hard": 0, "soft": 0 },
             ],
         },
-        "mounts": mounts,
+        "mounts": mounts(common, start, layer),
         "linux": {
             "cgroupsPath": format!("/{}", start.name),
             "resources": resources,
@@ -270,5 +378,21 @@ fn bundle(common: &Common, start: &StartSpec<'_>) -> Value {
             "maskedPaths": MASKED,
             "readonlyPaths": READ_ONLY,
         },
-    })
+    });
+    if let Some(layer) = layer {
+        above_layer(&mut bundle, layer);
+    }
+    bundle
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_covers_nothing_that_is_used() {
+        let first = stage(Path::new("/run/sinew/1")).unwrap();
+        let next = stage(&first.join("x"));
+        assert!(next.is_none_or(|next| next != first));
+    }
 }

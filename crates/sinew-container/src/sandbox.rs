@@ -6,10 +6,10 @@ use crate::snapshot::keep;
 use crate::spec::Body;
 use crate::state::{Folder, io};
 use sinew_jail::cgroup::{CgroupEvents as Events, Group};
-use sinew_sandbox::guest::{Entry, Guest, Outcome};
+use sinew_sandbox::guest::{Entry, Guest, Outcome, Place};
 use sinew_sandbox::{
-    Ending, ExecOptions, ExecRequest, ExecResult, Network, Sandbox, SandboxError, SandboxFuture,
-    SandboxSpec, SandboxStats, Snapshot, Usage,
+    Ending, ExecOptions, ExecRequest, ExecResult, Network, Protection, Sandbox, SandboxError,
+    SandboxFuture, SandboxSpec, SandboxStats, Snapshot, UploadOptions, Usage,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,6 +33,8 @@ pub(crate) struct ContainerSandbox {
     group: Group,
     /// Files at the start, to which a reset returns. Empty: none.
     base: Arc<Vec<Entry>>,
+    /// Protections that are in force.
+    protections: Arc<Vec<Protection>>,
     /// Completed executions.
     executions: u64,
     /// CPU seconds of all executions.
@@ -54,6 +56,7 @@ impl ContainerSandbox {
         permit: OwnedSemaphorePermit,
     ) -> Self {
         Self {
+            protections: Arc::clone(&inner.protections),
             inner,
             spec,
             guest: started.guest,
@@ -68,16 +71,44 @@ impl ContainerSandbox {
         }
     }
 
+    /// Sets the protections that are reported with every result.
+    pub(crate) fn with_protections(mut self, protections: Arc<Vec<Protection>>) -> Self {
+        self.protections = protections;
+        self
+    }
+
+    /// Refuses an operation that needs a read-only root, or else a writable one.
+    fn needs_root(&self, writable: bool, operation: &'static str) -> Result<(), SandboxError> {
+        if self.spec.writable_root.is_some() == writable {
+            Ok(())
+        } else {
+            Err(SandboxError::Unsupported { operation })
+        }
+    }
+
+    /// Bytes or number of files as the agent counts them. A daemon's layer lies on a disk with other files.
+    fn counted(&self, files: u64) -> u64 {
+        let shared = self.spec.writable_root.is_some() && matches!(self.body, Some(Body::Named(_)));
+        if shared { 0 } else { files }
+    }
+
     /// Runs a program through the agent. If the agent dies, the ending reports that and the sandbox cannot be
     /// used again.
     async fn run(&mut self, request: ExecRequest, options: ExecOptions) -> ExecDone {
         let began = Instant::now();
+        if self.spec.writable_root.is_none() {
+            options.refuse_user_and_workdir()?;
+        }
+        let place = Place {
+            user: options.user.unwrap_or_default(),
+            workdir: options.workdir.unwrap_or_default(),
+        };
         let limits = &self.spec.limits;
         self.group.begin();
         let most = limits.output_bytes;
         let done = self
             .guest
-            .exec(&request, &options.env, most, options.output)
+            .exec_at(&request, &options.env, &place, most, options.output)
             .await;
         let outcome = match done {
             Ok(outcome) => outcome,
@@ -98,6 +129,7 @@ impl ContainerSandbox {
         if events.peak_memory_bytes > 0 {
             usage.peak_memory_bytes = events.peak_memory_bytes;
         }
+        usage.file_bytes = self.counted(usage.file_bytes);
         ExecResult {
             ending: ended.ending(
                 events.oom_kills,
@@ -108,7 +140,7 @@ impl ContainerSandbox {
             stderr: outcome.stderr,
             truncated: ended.truncated,
             usage,
-            protections: Arc::clone(&self.inner.protections),
+            protections: Arc::clone(&self.protections),
         }
     }
 
@@ -130,7 +162,7 @@ impl ContainerSandbox {
                 wall_s: began.elapsed().as_secs_f64(),
                 ..Usage::default()
             },
-            protections: Arc::clone(&self.inner.protections),
+            protections: Arc::clone(&self.protections),
         }
     }
 }
@@ -154,8 +186,33 @@ impl Sandbox for ContainerSandbox {
         Box::pin(self.guest.read_file(path, max_bytes))
     }
 
+    fn upload<'a>(
+        &'a mut self,
+        to: &'a str,
+        entries: &'a [Entry],
+        options: &'a UploadOptions,
+    ) -> SandboxFuture<'a, ()> {
+        Box::pin(async move {
+            self.needs_root(true, "take files at absolute paths without a writable root")?;
+            let user = options.user.as_deref().unwrap_or_default();
+            self.guest.upload(to, entries, user, options.replace).await
+        })
+    }
+
+    fn download<'a>(
+        &'a mut self,
+        path: &'a str,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, Option<Vec<Entry>>> {
+        Box::pin(async move {
+            self.needs_root(true, "give files at absolute paths without a writable root")?;
+            self.guest.download(path, max_bytes).await
+        })
+    }
+
     fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
+            self.needs_root(false, "take snapshots of a writable root")?;
             let most = self.spec.limits.work_bytes;
             self.guest.entries(most).await.map(keep)
         })
@@ -163,6 +220,7 @@ impl Sandbox for ContainerSandbox {
 
     fn reset(&mut self) -> SandboxFuture<'_, ()> {
         Box::pin(async move {
+            self.needs_root(false, "reset a writable root; make a new sandbox")?;
             self.guest.reset().await?;
             if self.base.is_empty() {
                 Ok(())
@@ -179,8 +237,8 @@ impl Sandbox for ContainerSandbox {
                 memory_bytes: self.group.memory_bytes().unwrap_or(0),
                 // The agent does not count.
                 processes: self.group.processes().unwrap_or(0).saturating_sub(1),
-                file_bytes: count.file_bytes,
-                file_count: count.file_count,
+                file_bytes: self.counted(count.file_bytes),
+                file_count: self.counted(count.file_count),
                 layers: 0,
                 executions: self.executions,
                 cpu_s: self.cpu_s,

@@ -2,6 +2,7 @@
 
 use crate::reaper::Reaper;
 use crate::root::Root;
+use sinew_jail::layer::USERS;
 use sinew_sandbox::{Limits, SandboxError, SandboxSpec};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +13,8 @@ pub(crate) const END: Duration = Duration::from_secs(15);
 /// Programs that the agent needs: SETUID, SETGID, SETPCAP to give everything up in the programs
 /// that it starts, KILL to end them. Programs have none.
 pub(crate) const AGENT_CAPABILITIES: [&str; 4] = ["SETUID", "SETGID", "SETPCAP", "KILL"];
+/// Capabilities that the agent needs in addition with a writable root: for files of all users.
+pub(crate) const FILE_CAPABILITIES: [&str; 3] = ["CHOWN", "DAC_OVERRIDE", "FOWNER"];
 /// Files and folders of the kernel that show or change the host. An empty file or folder covers each.
 pub(crate) const MASKED: [&str; 9] = [
     "/proc/acpi",
@@ -40,6 +43,23 @@ const FIRST_UID: u32 = 2_000_000;
 const UIDS: u64 = 1 << 24;
 /// Containers of one process before the users of the next process number are reached.
 const UIDS_OF_PROCESS: u64 = 1 << 13;
+
+/// First user of containers with a user namespace: beyond [`FIRST_UID`] and all of its users.
+const FIRST_MAPPED: u32 = 1 << 25;
+/// Number of containers with separate users. After this many, users are used again.
+const MAPPED: u64 = 65_000;
+/// Containers of one process before the users of the next process number are reached.
+const MAPPED_OF_PROCESS: u64 = 64;
+
+/// First of the users of a container with a user namespace. No other living container of this process has
+/// them.
+pub(crate) fn next_users() -> u32 {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let number = u64::from(std::process::id()) * MAPPED_OF_PROCESS + number;
+    // Less than 2^32.
+    FIRST_MAPPED + (number % MAPPED) as u32 * USERS
+}
 
 /// A user that no other living container of this process has.
 ///
@@ -94,18 +114,36 @@ impl EngineKind {
     }
 }
 
+/// Way of an engine to give a container a writable root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RootWay {
+    /// The users of the container are others outside.
+    pub(crate) mapped: bool,
+    /// The layer has a size.
+    pub(crate) sized: bool,
+}
+
+impl RootWay {
+    pub(crate) const fn new(mapped: bool, sized: bool) -> Self {
+        Self { mapped, sized }
+    }
+}
+
 /// Data for the start of one container. Paths are on the host.
 pub(crate) struct StartSpec<'a> {
     /// Unique on the host while it lives.
     pub(crate) name: String,
     /// Folder of only this container.
     pub(crate) folder: &'a Path,
-    /// User of its programs. The work folder and the temporary folder belong to it.
+    /// User of its programs. The work folder and the temporary folder belong to it. With a writable root: the
+    /// user outside that is root inside, for runtimes without a daemon.
     pub(crate) uid: u32,
     /// Folder with only the agent's socket. It is `/.host` inside.
     pub(crate) host: PathBuf,
     /// Limits, environment and network of the sandbox.
     pub(crate) spec: &'a SandboxSpec,
+    /// Way to a writable root, if the sandbox has one.
+    pub(crate) way: Option<RootWay>,
 }
 
 /// A started container in the form of its engine.

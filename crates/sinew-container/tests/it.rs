@@ -4,6 +4,8 @@
 
 #[path = "it/daemon.rs"]
 mod daemon;
+#[path = "it/writable.rs"]
+mod writable;
 
 use daemon::Daemon;
 use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};

@@ -96,7 +96,11 @@ fn wanted(limits: &AutoscaleLimits, now: &AutoscaleInputs) -> u32 {
         return now.wanted.saturating_add(more.min(now.wanted.max(1)));
     }
     if now.queued == 0 && starting == 0 {
-        let idle = now.idle_s.iter().filter(|idle| **idle >= limits.idle_s).count();
+        let idle = now
+            .idle_s
+            .iter()
+            .filter(|idle| **idle >= limits.idle_s)
+            .count();
         let idle = u32::try_from(idle).unwrap_or(u32::MAX);
         return now.wanted.saturating_sub(idle);
     }
@@ -163,7 +167,10 @@ mod tests {
     fn a_change_is_followed_by_a_pause_but_for_the_bounds() {
         let mut scaler = Autoscaler::default();
         assert_eq!(scaler.decide(&limits(), &busy(2, 9)), Some(4));
-        let later = |now_ms, wanted| AutoscaleInputs { now_ms, ..busy(wanted, 100) };
+        let later = |now_ms, wanted| AutoscaleInputs {
+            now_ms,
+            ..busy(wanted, 100)
+        };
         assert_eq!(scaler.decide(&limits(), &later(999, 4)), None);
         assert_eq!(scaler.decide(&limits(), &later(999, 12)), Some(10));
         assert_eq!(scaler.decide(&limits(), &later(2000, 4)), Some(8));
@@ -171,7 +178,10 @@ mod tests {
 
     #[test]
     fn the_price_bounds_the_count() {
-        let poor = AutoscaleLimits { max_cost_per_hour: Some(7.0), ..limits() };
+        let poor = AutoscaleLimits {
+            max_cost_per_hour: Some(7.0),
+            ..limits()
+        };
         assert_eq!(Autoscaler::default().decide(&poor, &busy(2, 1000)), Some(3));
         assert_eq!(Autoscaler::default().decide(&poor, &busy(5, 0)), Some(3));
     }

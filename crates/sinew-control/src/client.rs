@@ -65,7 +65,8 @@ impl OwnerClient {
     /// # Errors
     /// If the address is none.
     pub fn through(http: Client, url: &str, token: &str) -> Result<Self, ControlError> {
-        sinew_http::address(url).map_err(|e| ControlError::field("the owner", url, e.to_string()))?;
+        sinew_http::address(url)
+            .map_err(|e| ControlError::field("the owner", url, e.to_string()))?;
         Ok(Self {
             http,
             url: url.trim_end_matches('/').to_owned(),
@@ -78,7 +79,11 @@ impl OwnerClient {
     /// # Errors
     /// If the files of token or authority cannot be read.
     pub fn at(place: &ControlPlace) -> Result<Self, ControlError> {
-        let authorities = place.ca_file.as_deref().map(Authorities::from_file).transpose();
+        let authorities = place
+            .ca_file
+            .as_deref()
+            .map(Authorities::from_file)
+            .transpose();
         let failed = |why: String| unreachable(&place.url, why);
         let options = ClientOptions {
             authorities: authorities.map_err(|e| failed(e.to_string()))?,

@@ -25,6 +25,9 @@ const LOG_LINES: usize = 15;
 /// Logs that are read in one round: a whole rack may fail at once.
 const LOGS_AT_A_TIME: usize = 8;
 
+/// Makes the process of a role.
+pub type SpecOf = Box<dyn Fn(&RoleId, RoleKind) -> RoleSpec + Send>;
+
 /// Everything that a supervisor works with.
 pub struct SupervisorParts {
     /// The registry.
@@ -32,7 +35,7 @@ pub struct SupervisorParts {
     /// The way to start roles.
     pub launcher: Box<dyn Launcher>,
     /// The process of a role.
-    pub spec: Box<dyn Fn(&RoleId, RoleKind) -> RoleSpec + Send>,
+    pub spec: SpecOf,
     /// Pauses and bounds of restarts.
     pub limits: SupervisorLimits,
     /// Kinds whose counts follow their work.
@@ -92,14 +95,18 @@ impl Supervisor {
             threads: Vec::new(),
         };
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.to_owned()).spawn(work)
+            std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(work)
         };
         let rounds = Rounds::new(parts, shared);
         supervisor
             .threads
             .push(spawn("roles", Box::new(move || rounds.run()))?);
         let probe = move || probe_all(&probed, &client, &probes);
-        supervisor.threads.push(spawn("role-probes", Box::new(probe))?);
+        supervisor
+            .threads
+            .push(spawn("role-probes", Box::new(probe))?);
         Ok(supervisor)
     }
 
@@ -160,7 +167,9 @@ impl Rounds {
         let scaled = std::mem::take(&mut parts.autoscale).into_iter();
         Self {
             core: SupervisorCore::new(parts.limits.clone(), parts.launcher.starts()),
-            scalers: scaled.map(|(kind, limits)| (kind, limits, Autoscaler::default())).collect(),
+            scalers: scaled
+                .map(|(kind, limits)| (kind, limits, Autoscaler::default()))
+                .collect(),
             parts,
             shared,
             listed: None,
@@ -189,7 +198,9 @@ impl Rounds {
         }
         let launched = self.list();
         let now_ms = desk.now_ms();
-        let steps = self.core.decide(&mut desk.lock(), launched.as_deref(), now_ms);
+        let steps = self
+            .core
+            .decide(&mut desk.lock(), launched.as_deref(), now_ms);
         for step in steps {
             self.carry_out(step);
         }
@@ -212,13 +223,18 @@ impl Rounds {
                 self.carry_out(Step::Stop(role.name.clone()));
             }
         }
-        self.shared.empty.store(running.is_empty(), Ordering::Release);
+        self.shared
+            .empty
+            .store(running.is_empty(), Ordering::Release);
     }
 
     /// The launcher's list, at its interval; ended roles have the end of their log.
     fn list(&mut self) -> Option<Vec<LaunchedRole>> {
         let launcher = &self.parts.launcher;
-        if self.listed.is_some_and(|at| at.elapsed() < launcher.interval()) {
+        if self
+            .listed
+            .is_some_and(|at| at.elapsed() < launcher.interval())
+        {
             return None;
         }
         self.listed = Some(Instant::now());
@@ -234,7 +250,9 @@ impl Rounds {
         };
         self.failing = false;
         let there = self.there();
-        let ended = launched.iter_mut().filter(|role| there.contains(&role.name));
+        let ended = launched
+            .iter_mut()
+            .filter(|role| there.contains(&role.name));
         let ended = ended.filter_map(|role| match &mut role.state {
             Launched::Ended(why) => Some((&role.name, why)),
             _ => None,
@@ -255,7 +273,9 @@ impl Rounds {
     fn there(&self) -> Vec<String> {
         let registry = self.parts.desk.lock();
         let there = registry.slots().filter(|(_, slot)| slot.is_there());
-        there.map(|(place, _)| registry.id_of(place).to_string()).collect()
+        there
+            .map(|(place, _)| registry.id_of(place).to_string())
+            .collect()
     }
 
     fn carry_out(&self, step: Step) {
@@ -269,7 +289,8 @@ impl Rounds {
                     let place: Place = (kind, index);
                     let desk = &self.parts.desk;
                     tracing::error!(%error, role = %id, "a role cannot be started");
-                    desk.lock().ended(place, Some(error.to_string()), desk.now_ms());
+                    desk.lock()
+                        .ended(place, Some(error.to_string()), desk.now_ms());
                 }
             }
             Step::Stop(name) => {
@@ -321,7 +342,11 @@ fn outside(desk: &ControlDesk) -> Vec<(RoleId, String, Heartbeat)> {
         .filter(|(_, slot)| slot.origin == Origin::Outside && slot.is_there());
     let probe = outside.filter_map(|(place, slot)| {
         let address = slot.registration.address.as_deref()?;
-        let path = if place.0 == RoleKind::Sandbox { "v1/health" } else { "health" };
+        let path = if place.0 == RoleKind::Sandbox {
+            "v1/health"
+        } else {
+            "health"
+        };
         let url = format!("{}/{path}", address.trim_end_matches('/'));
         Some((registry.id_of(place), url, slot.heartbeat.clone()))
     });

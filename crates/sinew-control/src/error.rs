@@ -26,7 +26,9 @@ pub enum ControlError {
     #[error("{0} was replaced by a newer incarnation and must end")]
     Superseded(String),
     /// The call belongs to another generation of owners.
-    #[error("the call has fence {given}, the owner has {own}: only calls of the same fence are answered")]
+    #[error(
+        "the call has fence {given}, the owner has {own}: only calls of the same fence are answered"
+    )]
     Fenced {
         /// Fence of the call.
         given: u64,
@@ -47,7 +49,9 @@ pub enum ControlError {
         message: String,
     },
     /// The owner does not answer.
-    #[error("the owner at {url} does not answer: {why}\n  hint: does the run still train, and is the address right?")]
+    #[error(
+        "the owner at {url} does not answer: {why}\n  hint: does the run still train, and is the address right?"
+    )]
     Unreachable {
         /// Address of the owner.
         url: String,

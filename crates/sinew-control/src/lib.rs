@@ -39,7 +39,7 @@ mod wire;
 
 pub use autoscale::{AutoscaleInputs, AutoscaleLimits, Autoscaler};
 pub use client::{OwnerClient, RoleClient, client_options};
-pub use driver::{Supervisor, SupervisorParts, end_this_process};
+pub use driver::{SpecOf, Supervisor, SupervisorParts, end_this_process};
 pub use error::ControlError;
 pub use launch::hosts::HostsLauncher;
 pub use launch::kubernetes::{

@@ -116,7 +116,11 @@ impl Registry {
         let same = old.filter(|slot| slot.incarnation == incarnation);
         // A role that was to drain still drains after it registered again.
         let draining = same.is_some_and(|slot| slot.state == RoleState::Draining);
-        let state = if draining { RoleState::Draining } else { RoleState::HealthChecking };
+        let state = if draining {
+            RoleState::Draining
+        } else {
+            RoleState::HealthChecking
+        };
         let slot = Slot {
             incarnation,
             origin: same
@@ -154,7 +158,8 @@ impl Registry {
         if let Some((place, slot)) = places.find(|(_, slot)| same(slot)) {
             return Ok((place, slot.incarnation + u32::from(!slot.is_there())));
         }
-        self.free(kind).ok_or(ControlError::Full(self.limits.roles as usize))
+        self.free(kind)
+            .ok_or(ControlError::Full(self.limits.roles as usize))
     }
 
     /// The lowest place of a kind that a role can join, with its next incarnation.
@@ -248,7 +253,11 @@ impl Registry {
         };
         // Nothing runs there yet, or nothing listens to orders.
         let none = slot.state == RoleState::Pending || slot.origin == Origin::Outside;
-        let next = if none { RoleState::Removed } else { RoleState::Draining };
+        let next = if none {
+            RoleState::Removed
+        } else {
+            RoleState::Draining
+        };
         self.become_state(place, next, None, now_ms);
     }
 
@@ -343,7 +352,11 @@ impl Registry {
             (ready, kept, busy, std::cmp::Reverse(place.1))
         });
         let above = there.len().saturating_sub(count as usize);
-        there.into_iter().take(above).map(|(place, _)| place).collect()
+        there
+            .into_iter()
+            .take(above)
+            .map(|(place, _)| place)
+            .collect()
     }
 
     /// The lowest free places that fill a kind up to a count, with their incarnations.
@@ -357,7 +370,10 @@ impl Registry {
                 Some(slot) => Some((place, slot.incarnation + 1)),
             }
         };
-        (0..self.limits.roles).filter_map(next).take(missing).collect()
+        (0..self.limits.roles)
+            .filter_map(next)
+            .take(missing)
+            .collect()
     }
 
     /// Removes roles whose leases ended, and gives them. Servers without heartbeats wait for their health.
@@ -384,7 +400,9 @@ impl Registry {
             };
             self.become_state(*place, next, Some(cause), now_ms);
         }
-        let removed = ended.into_iter().filter(|place| !self.slots[place].is_there());
+        let removed = ended
+            .into_iter()
+            .filter(|place| !self.slots[place].is_there());
         removed.map(|place| self.id_of(place)).collect()
     }
 
@@ -400,15 +418,16 @@ impl Registry {
 
     /// Takes over a role that a launcher started for an earlier owner.
     pub(crate) fn adopt(&mut self, id: &str, running: bool, now_ms: u64) {
-        let parsed = RoleId::parse(id).filter(|(run, _, index, _)| {
-            *run == self.run && *index < self.limits.roles
-        });
+        let parsed = RoleId::parse(id)
+            .filter(|(run, _, index, _)| *run == self.run && *index < self.limits.roles);
         let Some((_, kind, index, incarnation)) = parsed else {
             return;
         };
         let place = (kind, index);
         let old = self.slots.get_mut(&place);
-        let pending = old.as_ref().is_some_and(|slot| slot.state == RoleState::Pending);
+        let pending = old
+            .as_ref()
+            .is_some_and(|slot| slot.state == RoleState::Pending);
         match old {
             Some(slot) if slot.incarnation > incarnation => {}
             // It registered before the launcher was asked.
@@ -419,7 +438,11 @@ impl Registry {
             _ if pending && !running => self.add_pending(place, incarnation + 1, now_ms),
             _ => {
                 self.add_pending(place, incarnation, now_ms);
-                let state = if running { RoleState::Creating } else { RoleState::Removed };
+                let state = if running {
+                    RoleState::Creating
+                } else {
+                    RoleState::Removed
+                };
                 self.become_state(place, state, None, now_ms);
             }
         }
@@ -560,7 +583,12 @@ impl Registry {
         let is_ready = |slot: &Slot| slot.state == RoleState::Ready;
         let slots = self.of_kind(kind).map(|(_, slot)| slot);
         let ready: Vec<&Slot> = slots.filter(|slot| is_ready(slot)).collect();
-        let sum = |of: fn(&Slot) -> u32| ready.iter().map(|slot| of(slot)).fold(0, u32::saturating_add);
+        let sum = |of: fn(&Slot) -> u32| {
+            ready
+                .iter()
+                .map(|slot| of(slot))
+                .fold(0, u32::saturating_add)
+        };
         AutoscaleInputs {
             now_ms,
             wanted: self.wanted.get(&kind).copied().unwrap_or(0),

@@ -131,7 +131,9 @@ pub enum RoleState {
 impl RoleState {
     /// Whether a role may change from this state to `next`.
     pub const fn may_become(self, next: Self) -> bool {
-        use RoleState::{Creating, Draining, HealthChecking, Pending, Ready, Removed, WeightSyncing};
+        use RoleState::{
+            Creating, Draining, HealthChecking, Pending, Ready, Removed, WeightSyncing,
+        };
         matches!(
             (self, next),
             (Pending, Creating | HealthChecking | Removed)
@@ -287,7 +289,14 @@ mod tests {
         assert_eq!(id.as_str(), "my-run-engine-3-12");
         let read = RoleId::parse(id.as_str());
         assert_eq!(read, Some(("my-run", RoleKind::Engine, 3, 12)));
-        for wrong in ["", "engine-3-1", "-engine-3-1", "r-engine-03-1", "r-engine-3-+1", "r-x-3-1"] {
+        for wrong in [
+            "",
+            "engine-3-1",
+            "-engine-3-1",
+            "r-engine-03-1",
+            "r-engine-3-+1",
+            "r-x-3-1",
+        ] {
             assert_eq!(RoleId::parse(wrong), None, "{wrong}");
         }
     }
@@ -299,7 +308,10 @@ mod tests {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
         }
         let error = "engines".parse::<RoleKind>().unwrap_err().to_string();
-        assert!(error.contains("engines") && error.contains("rollout"), "{error}");
+        assert!(
+            error.contains("engines") && error.contains("rollout"),
+            "{error}"
+        );
         let state = RoleState::WeightSyncing;
         assert_eq!(serde_json::to_value(state).unwrap(), state.name());
     }

@@ -73,7 +73,8 @@ impl ControlDesk {
                 if token.is_in(header.and_then(|value| value.to_str().ok())) {
                     return next.run(request).await;
                 }
-                let text = "the header `authorization: Bearer TOKEN` must bring the token of the run";
+                let text =
+                    "the header `authorization: Bearer TOKEN` must bring the token of the run";
                 refusal(StatusCode::UNAUTHORIZED, "unauthorized", text, json!({}))
             }
         });
@@ -154,7 +155,11 @@ impl ControlDesk {
     ///
     /// # Errors
     /// If the file cannot be read or written, or a count is above the limit.
-    pub fn keep_wanted(&self, path: PathBuf, first: &[(RoleKind, u32)]) -> Result<(), ControlError> {
+    pub fn keep_wanted(
+        &self,
+        path: PathBuf,
+        first: &[(RoleKind, u32)],
+    ) -> Result<(), ControlError> {
         let counts = wanted::read(&path)?;
         let counts = counts.unwrap_or_else(|| first.iter().copied().collect());
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
@@ -335,16 +340,16 @@ impl IntoResponse for Refusal {
         };
         let (status, code, facts) = match &error {
             ControlError::Gone(id) => (StatusCode::GONE, "gone", json!({"id": id})),
-            ControlError::Superseded(id) => {
-                (StatusCode::CONFLICT, "superseded", json!({"id": id}))
-            }
+            ControlError::Superseded(id) => (StatusCode::CONFLICT, "superseded", json!({"id": id})),
             ControlError::Fenced { given, own } => {
                 let facts = json!({"given": given, "own": own});
                 (StatusCode::CONFLICT, "fenced", facts)
             }
-            ControlError::Full(limit) => {
-                (StatusCode::TOO_MANY_REQUESTS, "full", json!({"limit": limit}))
-            }
+            ControlError::Full(limit) => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "full",
+                json!({"limit": limit}),
+            ),
             ControlError::Kind(_) | ControlError::Field { .. } => {
                 (StatusCode::BAD_REQUEST, "request", json!({}))
             }

@@ -126,8 +126,10 @@ impl SupervisorCore {
         now_ms: u64,
         steps: &mut Vec<Step>,
     ) {
-        let listed: BTreeMap<&str, &Launched> =
-            launched.iter().map(|role| (role.name.as_str(), &role.state)).collect();
+        let listed: BTreeMap<&str, &Launched> = launched
+            .iter()
+            .map(|role| (role.name.as_str(), &role.state))
+            .collect();
         let mut known = BTreeSet::new();
         let mut ended = Vec::new();
         for (place, slot) in registry.slots() {
@@ -170,7 +172,10 @@ impl SupervisorCore {
                 history.failures = 0;
             }
             let failed = !slot.is_there() && slot.cause.is_some();
-            if failed && slot.origin == Origin::Launched && history.counted != Some(slot.incarnation) {
+            if failed
+                && slot.origin == Origin::Launched
+                && history.counted != Some(slot.incarnation)
+            {
                 history.counted = Some(slot.incarnation);
                 history.failures = history.failures.saturating_add(1);
                 let factor = 1u64 << (history.failures - 1).min(32);
@@ -182,7 +187,9 @@ impl SupervisorCore {
 
     /// Starts what is pending, as far as pauses and the window allow.
     fn start(&mut self, registry: &mut Registry, now_ms: u64, steps: &mut Vec<Step>) {
-        let pending = registry.slots().filter(|(_, slot)| slot.state == RoleState::Pending);
+        let pending = registry
+            .slots()
+            .filter(|(_, slot)| slot.state == RoleState::Pending);
         let pending: Vec<Place> = pending.map(|(place, _)| place).collect();
         for place in pending {
             let history = self.places.entry(place).or_default();
@@ -195,7 +202,8 @@ impl SupervisorCore {
                 if !history.reported {
                     history.reported = true;
                     let (starts, window_s) = (self.limits.starts, self.limits.window_ms / 1000);
-                    let cause = format!("started {starts} times in {window_s} s, which is the limit");
+                    let cause =
+                        format!("started {starts} times in {window_s} s, which is the limit");
                     registry.explain(place, cause, now_ms);
                 }
                 continue;

@@ -75,7 +75,12 @@ mod tests {
     fn only_the_whole_token_is_accepted() {
         let token = Token::new("0123456789abcdef").unwrap();
         assert!(token.is_in(Some("Bearer 0123456789abcdef")));
-        for wrong in [None, Some(""), Some("Bearer "), Some("Bearer 0123456789abcde")] {
+        for wrong in [
+            None,
+            Some(""),
+            Some("Bearer "),
+            Some("Bearer 0123456789abcde"),
+        ] {
             assert!(!token.is_in(wrong), "{wrong:?}");
         }
         assert!(Token::new("short").is_err() && Token::new("0123456789 abcdef").is_err());

@@ -22,5 +22,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<BTreeMap<RoleKind, u32>>, Contr
         Err(e) => return Err(ControlError::file("read", path)(e)),
     };
     let counts = serde_json::from_slice(&text);
-    counts.map(Some).map_err(|e| ControlError::file("read", path)(e.into()))
+    counts
+        .map(Some)
+        .map_err(|e| ControlError::file("read", path)(e.into()))
 }

@@ -12,6 +12,7 @@
 //! | [`Backend`] | the port of one server: attempts, probes, weights |
 //! | [`VllmBackend`], [`SglangBackend`] | token-exact servers that load weights from a [`WeightsFolder`] |
 //! | [`OpenaiBackend`] | any server with `/v1/completions`, for evaluation only |
+//! | [`ChatBackend`] | any server with `/v1/chat/completions`, for evaluation only |
 //! | [`LocalBackend`] | any other engine of this process |
 //! | [`SharedWeights`], [`WeightsFollower`] | weights from a trainer to engines of other processes |
 //!
@@ -35,6 +36,7 @@ mod answer_pieces;
 mod asleep;
 mod attempt;
 mod backend;
+mod chat;
 mod check;
 mod config;
 mod connect;
@@ -46,6 +48,7 @@ mod http;
 mod local;
 mod metrics;
 mod openai;
+mod plain;
 pub mod route;
 mod sglang;
 mod shared;
@@ -56,6 +59,7 @@ mod vllm;
 
 pub use attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 pub use backend::{AttemptSink, Backend, NamedAdapter, Probe, ServedWeights, Weights};
+pub use chat::{ChatBackend, ChatCall, ChatCodec, ChatContext, ChatReply, ChatUsage, CountUsage};
 pub use check::{LogprobMode, max_new_tokens, refused};
 pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
 pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};

@@ -6,20 +6,19 @@
 //! from the sampled ones.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
-use crate::backend::{AttemptSink, Backend, NamedAdapter, Probe, ServedWeights, Weights};
+use crate::backend::{AttemptSink, Backend, NamedAdapter, Probe, Weights};
 use crate::check::{max_new_tokens, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
-use crate::http::{self, Http, within};
+use crate::http::{self, within};
+use crate::plain::{self, PlainServer, made_up, stopped};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sinew_types::{
-    EngineError, Fidelity, FinishReason, PromptLogprobs, SamplingParams, TokenId, WeightsId,
-};
+use sinew_types::{Fidelity, FinishReason, PromptLogprobs, SamplingParams, TokenId, WeightsId};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Text to ids and back, for servers that support only text. Implemented by the renderer's tokenizer.
 pub trait TextCodec: Send + Sync {
@@ -33,32 +32,18 @@ pub trait TextCodec: Send + Sync {
 /// An OpenAI-compatible server. Its tokens are of [`Fidelity::Evaluation`], and it loads no
 /// weights.
 pub struct OpenaiBackend {
-    http: Http,
-    config: ServerConfig,
+    server: PlainServer,
     codec: Option<Arc<dyn TextCodec>>,
     extra: Map<String, Value>,
-    model: Mutex<Option<String>>,
-    /// The label that the router gave it: the protocol has none.
-    label: Mutex<Option<WeightsId>>,
 }
 
 impl fmt::Debug for OpenaiBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenaiBackend")
-            .field("http", &self.http)
+            .field("server", &self.server)
             .field("codec", &self.codec.is_some())
             .finish_non_exhaustive()
     }
-}
-
-#[derive(Deserialize)]
-struct ModelList {
-    data: Vec<ModelCard>,
-}
-
-#[derive(Deserialize)]
-struct ModelCard {
-    id: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -99,12 +84,9 @@ impl OpenaiBackend {
         codec: Option<Arc<dyn TextCodec>>,
     ) -> Result<Self, ConfigError> {
         Ok(Self {
-            http: Http::new(&config.url, config.api_key.as_deref(), config.timeouts)?,
-            config,
+            server: PlainServer::new(config)?,
             codec,
             extra: Map::new(),
-            model: Mutex::default(),
-            label: Mutex::default(),
         })
     }
 
@@ -114,29 +96,6 @@ impl OpenaiBackend {
     pub fn with_extra(mut self, extra: Map<String, Value>) -> Self {
         self.extra = extra;
         self
-    }
-
-    /// Name of the served model: configured, or the first one that the server lists.
-    async fn model(&self) -> Result<String, AttemptError> {
-        if let Some(model) = &self.config.model {
-            return Ok(model.clone());
-        }
-        let known = self
-            .model
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        if let Some(model) = known {
-            return Ok(model);
-        }
-        let list: ModelList = self.http.get("/v1/models").await?;
-        let Some(first) = list.data.into_iter().next() else {
-            let why = "naming a model: it lists none, set `model`".to_owned();
-            return Err(AttemptError::Unsupported(why));
-        };
-        let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
-        *model = Some(first.id.clone());
-        Ok(first.id)
     }
 
     fn body(&self, attempt: &Attempt, model: &str, max_tokens: u32) -> Value {
@@ -172,9 +131,9 @@ impl OpenaiBackend {
         attempt: &Attempt,
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
-        let max_tokens = max_new_tokens(attempt, self.config.context)?;
-        let body = self.body(attempt, &self.model().await?, max_tokens);
-        let limit_s = self.http.timeouts.whole_s;
+        let max_tokens = max_new_tokens(attempt, self.server.config.context)?;
+        let body = self.body(attempt, &self.server.model().await?, max_tokens);
+        let limit_s = self.server.http.timeouts.whole_s;
         let reason = within(
             Stage::Whole,
             limit_s,
@@ -195,7 +154,7 @@ impl OpenaiBackend {
         max_tokens: u32,
         sink: &mut AttemptSink,
     ) -> Result<FinishReason, AttemptError> {
-        let mut events = self.http.stream("/v1/completions", body).await?;
+        let mut events = self.server.http.stream("/v1/completions", body).await?;
         let mut text = String::new();
         let mut finish = None;
         while let Some(data) = events.next().await? {
@@ -223,42 +182,22 @@ impl OpenaiBackend {
             ids.truncate(max_tokens as usize);
             made_up(&ids, attempt, sink).await?;
         }
-        self.end(&finish, attempt, max_tokens, sink).await
+        ended(&finish, attempt, max_tokens, sink).await
     }
+}
 
-    /// Translates the reason of the end. The protocol does not report the token or string that ended an
-    /// output, and the text does not contain it, so the first stop id is used.
-    async fn end(
-        &self,
-        finish: &str,
-        attempt: &Attempt,
-        max_tokens: u32,
-        sink: &mut AttemptSink,
-    ) -> Result<FinishReason, AttemptError> {
-        let stops = &attempt.sampling.stop_ids;
-        match finish {
-            "stop" => {
-                let last = sink.ids().last();
-                if last.is_some_and(|id| stops.contains(id)) {
-                    return sink.end(&ServerEnd::StopId(None)).await;
-                }
-                if let Some(&id) = stops.first() {
-                    if sink.sampled() >= max_tokens as usize {
-                        return sink.end(&ServerEnd::Length).await;
-                    }
-                    made_up(&[id], attempt, sink).await?;
-                    return sink.end(&ServerEnd::StopId(Some(id))).await;
-                }
-                match attempt.sampling.stop_strings.first() {
-                    Some(text) => sink.end(&ServerEnd::StopString(text.clone())).await,
-                    // It has its own end, which was not asked for.
-                    None => Ok(FinishReason::Length),
-                }
-            }
-            // Its count of tokens need not be ours.
-            "length" => Ok(FinishReason::Length),
-            other => sink.end(&ServerEnd::Aborted(other.to_owned())).await,
-        }
+/// Translates the reason of the end.
+async fn ended(
+    finish: &str,
+    attempt: &Attempt,
+    max_tokens: u32,
+    sink: &mut AttemptSink,
+) -> Result<FinishReason, AttemptError> {
+    match finish {
+        "stop" => stopped(attempt, max_tokens, sink).await,
+        // Its count of tokens need not be ours.
+        "length" => Ok(FinishReason::Length),
+        other => sink.end(&ServerEnd::Aborted(other.to_owned())).await,
     }
 }
 
@@ -286,28 +225,9 @@ async fn returned(
     Ok(true)
 }
 
-/// Forwards ids that the server did not report: those of its encoded text, and a stop id. Their
-/// log-probabilities are unknown, so 0 is used.
-async fn made_up(
-    ids: &[TokenId],
-    attempt: &Attempt,
-    sink: &mut AttemptSink,
-) -> Result<(), AttemptError> {
-    // A stop token in the middle is text to this server.
-    let stop = ids
-        .iter()
-        .position(|id| attempt.sampling.stop_ids.contains(id));
-    let ids = &ids[..stop.map_or(ids.len(), |at| at + 1)];
-    if ids.is_empty() {
-        return Ok(());
-    }
-    let unknown = vec![Some(0.0); ids.len()];
-    sink.tokens(ids, &unknown, Vec::new()).await
-}
-
 impl Backend for OpenaiBackend {
     fn name(&self) -> &str {
-        self.http.name()
+        self.server.http.name()
     }
 
     fn fidelity(&self) -> Fidelity {
@@ -315,29 +235,14 @@ impl Backend for OpenaiBackend {
     }
 
     fn accepts(&self, sampling: &SamplingParams) -> Result<(), AttemptError> {
-        let unknown = [
-            ("top_k", sampling.top_k != 0),
-            ("min_p", sampling.min_p != 0.0),
-            ("logit_bias", !sampling.logit_bias.is_empty()),
-            ("top_logprobs", sampling.top_logprobs != 0),
-            ("format", sampling.format.is_some()),
-        ];
-        match unknown.iter().find(|(_, used)| *used) {
-            None => Ok(()),
-            Some((name, _)) => Err(AttemptError::Refused(EngineError::InvalidSampling {
-                name: (*name).to_owned(),
-                value: "set".to_owned(),
-                allowed: "nothing: the OpenAI protocol does not have it for ids".to_owned(),
-            })),
-        }
+        plain::accepts(sampling)
     }
 
     fn load_adapter<'a>(
         &'a self,
         _adapter: &'a NamedAdapter,
     ) -> BoxFuture<'a, Result<(), AttemptError>> {
-        let why = "adapters: it is for evaluation only".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+        plain::cannot("adapters: it is for evaluation only")
     }
 
     fn accepts_prompt(&self, _asked: &PromptLogprobs) -> Result<(), AttemptError> {
@@ -354,43 +259,23 @@ impl Backend for OpenaiBackend {
     }
 
     fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>> {
-        async move {
-            match self.http.get_bytes("/health").await {
-                Ok(_) => {}
-                // It is not a part of the protocol; the list of models is.
-                Err(AttemptError::Status { .. }) => {
-                    self.http.get_bytes("/v1/models").await?;
-                }
-                Err(error) => return Err(error),
-            }
-            let label = *self.label.lock().unwrap_or_else(PoisonError::into_inner);
-            let weights = label.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
-            Ok(Probe {
-                context: self.config.context,
-                vocab: self.config.vocab,
-                ..Probe::new(weights)
-            })
-        }
-        .boxed()
+        self.server.probe().boxed()
     }
 
     fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
-        *self.label.lock().unwrap_or_else(PoisonError::into_inner) = Some(id);
+        self.server.label(id);
         std::future::ready(Ok(())).boxed()
     }
 
     fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        let why = "loading weights: it is for evaluation only".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+        plain::cannot("loading weights: it is for evaluation only")
     }
 
     fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        let why = "sleeping".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+        plain::cannot("sleeping")
     }
 
     fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        let why = "waking up".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+        plain::cannot("waking up")
     }
 }

@@ -13,6 +13,7 @@
 
 pub mod chat;
 pub mod counts;
+mod machine;
 pub mod math;
 mod mixture;
 mod port;
@@ -20,18 +21,21 @@ pub mod registry;
 mod reward;
 mod rewarded;
 mod rng;
+mod simulated_user;
 mod taskset;
 pub mod tiny;
 pub mod turn;
 mod user_message;
 
+pub use machine::{ImageSource, MachineImage, MachineNetwork, MachineSpec, Machines};
 pub use mixture::{MixtureFactory, MixtureTasks, member_of};
 pub use port::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
-    Observation, ResetResult, StepResult, gold_run, validate,
+    HostedProgram, Observation, ProgramHost, ResetResult, StepResult, gold_run, validate,
 };
 pub use registry::{
-    BUILT_IN, EnvConfig, EnvKind, IMAGE_COLUMN, KeyError, Needs, Registry, Sandboxes, TaskImage,
+    BUILT_IN, EnvConfig, EnvKind, IMAGE_COLUMN, KeyError, Needs, Registry, SandboxFacts, Sandboxes,
+    TaskImage,
 };
 pub use reward::{
     GROUP_PENDING, GroupReward, Preference, Reward, RewardSample, Score, Unscored, waits_for_group,
@@ -39,5 +43,6 @@ pub use reward::{
 };
 pub use rewarded::{Rewarded, trial};
 pub use rng::{Rng, hash64};
+pub use simulated_user::{SimulatedUser, UserError};
 pub use taskset::{NoTasks, Split, Taskset, TasksetError};
 pub use user_message::UserMessageEnvs;

@@ -242,6 +242,11 @@ impl EnvFactory for MixtureFactory {
         all.reduce(both).unwrap_or_default()
     }
 
+    fn hosts_programs(&self, task: &Task) -> bool {
+        let member = self.member(task);
+        member.is_ok_and(|(envs, task)| envs.hosts_programs(&task))
+    }
+
     fn group_reward(&self, task: &Task) -> Option<Arc<dyn GroupReward>> {
         let (envs, task) = self.member(task).ok()?;
         envs.group_reward(&task)

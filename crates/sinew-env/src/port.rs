@@ -2,12 +2,15 @@
 
 use crate::reward::{GroupReward, Reward};
 use futures::future::BoxFuture;
+use sinew_sandbox::ExecResult;
 use sinew_types::{
     Component, Content, FailureKind, Gives, InputPresence, Message, Outcome, Role, Task, ToolCall,
     ToolSpec,
 };
 use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An error of the system. Errors of the model are observations.
 #[derive(Debug, thiserror::Error)]
@@ -208,6 +211,13 @@ pub trait Env: Send {
         None
     }
 
+    /// Place in which an agent program can work on the task, between `reset` and the `step` with its answer.
+    /// `None`: programs have sandboxes of their own. An observation of that `step` is the program's next
+    /// task.
+    fn host(&mut self) -> Option<&mut dyn ProgramHost> {
+        None
+    }
+
     /// Receives all messages of an episode that an external program played, between `reset` and the `step`
     /// with its answer. Rewards read them; an environment scores only the answer.
     fn played(&mut self, messages: Vec<Message>) {
@@ -225,6 +235,26 @@ pub trait Env: Send {
 
     /// Releases all resources. Called once, after all other methods, also after errors.
     fn close(&mut self) -> EnvFuture<'_, ()>;
+}
+
+/// An agent program that runs in the world of an episode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostedProgram {
+    /// Program and arguments, with paths of that world.
+    pub argv: Vec<String>,
+    /// Environment variables, after those of the world.
+    pub env: Vec<(String, String)>,
+    /// Wall time after which it is killed; that of the task may be shorter.
+    pub deadline: Duration,
+}
+
+/// World of an episode in which agent programs can run.
+pub trait ProgramHost: Send {
+    /// Listens on `127.0.0.1:port` of the world; connections are accepted outside.
+    fn listen_inside(&mut self, port: u16) -> EnvFuture<'_, TcpListener>;
+
+    /// Runs a program to its end.
+    fn run(&mut self, program: HostedProgram) -> EnvFuture<'_, ExecResult>;
 }
 
 /// Properties of the environments of a factory.
@@ -280,6 +310,12 @@ pub trait EnvFactory: Send + Sync {
     /// Properties of the environments. Default: none.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
+    }
+
+    /// Whether environments of a task have a place for agent programs ([`Env::host`]).
+    fn hosts_programs(&self, task: &Task) -> bool {
+        let _ = task;
+        false
     }
 
     /// Reward of the whole group of a task, which completes outcomes that wait for it

@@ -4,7 +4,9 @@
 //! [`BUILT_IN`] has one line for each. The documentation, the schema for editors and the checks of a
 //! recipe are generated from it.
 
+use crate::machine::Machines;
 use crate::port::{EnvError, EnvFactory};
+use crate::simulated_user::SimulatedUser;
 use crate::taskset::{Taskset, TasksetError};
 use crate::{chat, math, tiny};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -89,6 +91,23 @@ pub struct Sandboxes {
     pub spec: SandboxSpec,
     /// Images that tasks may name in their column [`IMAGE_COLUMN`], by name. Empty if tasks name none.
     pub images: BTreeMap<String, TaskImage>,
+    /// Machines with writable roots, at the level `container`.
+    pub machines: Option<Arc<dyn Machines>>,
+    /// Simulated user that the code may ask. `None`: the recipe has none.
+    pub user: Option<Arc<dyn SimulatedUser>>,
+}
+
+/// Facts about the sandboxes of a recipe, on which the choice of tasks may depend.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SandboxFacts {
+    /// Limits and contents of each sandbox.
+    pub spec: SandboxSpec,
+    /// Name of the level.
+    pub level: &'static str,
+    /// Whether sandboxes reach hosts through the egress proxy.
+    pub network: bool,
+    /// Whether tasks can have a list of hosts of their own.
+    pub host_lists: bool,
 }
 
 /// Column of a task with the name of its image.
@@ -109,6 +128,7 @@ impl fmt::Debug for Sandboxes {
             .field("level", &self.provider.level())
             .field("spec", &self.spec)
             .field("images", &self.images.keys())
+            .field("machines", &self.machines.is_some())
             .finish()
     }
 }
@@ -131,6 +151,16 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
         self.taskset(seed)
     }
 
+    /// Creates the taskset like [`taskset_within`](Self::taskset_within), without the tasks that these
+    /// sandboxes cannot run; [`Taskset::notes`] counts them.
+    fn taskset_at(
+        &self,
+        seed: u64,
+        facts: &SandboxFacts,
+    ) -> Result<Arc<dyn Taskset>, TasksetError> {
+        self.taskset_within(seed, &facts.spec)
+    }
+
     /// Creates the factory. `sandboxes` is `Some` if and only if [`Needs::sandbox`] is set.
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError>;
 
@@ -141,6 +171,11 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
 
     /// Whether the sandbox of a task is created from the image that the task names ([`Sandboxes::images`]).
     fn task_images(&self) -> bool {
+        false
+    }
+
+    /// Whether episodes run in machines ([`Sandboxes::machines`]) at the level `container`.
+    fn machines(&self) -> bool {
         false
     }
 

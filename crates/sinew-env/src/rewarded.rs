@@ -4,8 +4,8 @@
 //! Process rewards of turns stay as they are.
 
 use crate::port::{
-    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
-    StepResult,
+    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ProgramHost,
+    ResetResult, StepResult,
 };
 use crate::reward::{GroupReward, Reward, RewardSample, Unscored, waits_for_group, with_group};
 use futures::FutureExt;
@@ -87,6 +87,10 @@ impl EnvFactory for Rewarded {
         self.inner.gold(task, turn)
     }
 
+    fn hosts_programs(&self, task: &Task) -> bool {
+        self.inner.hosts_programs(task)
+    }
+
     fn group_reward(&self, _: &Task) -> Option<Arc<dyn GroupReward>> {
         self.group.clone()
     }
@@ -166,6 +170,10 @@ impl Env for RewardedEnv {
 
     fn renewed(&self) -> Option<Vec<Message>> {
         self.inner.renewed()
+    }
+
+    fn host(&mut self) -> Option<&mut dyn ProgramHost> {
+        self.inner.host()
     }
 
     fn played(&mut self, messages: Vec<Message>) {

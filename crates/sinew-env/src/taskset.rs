@@ -90,6 +90,11 @@ pub trait Taskset: Send + Sync {
         Ok(self.get(split, index)?.kind)
     }
 
+    /// Tasks that were left out and why, for users.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Names and training tasks of the environments of a mixture, in order. Other tasksets have one range
     /// without a name.
     fn members(&self) -> Vec<(&str, Range<usize>)> {

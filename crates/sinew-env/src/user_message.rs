@@ -7,8 +7,8 @@
 //! If the episode has no such turn, it stays unchanged.
 
 use crate::port::{
-    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
-    StepResult,
+    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ProgramHost,
+    ResetResult, StepResult,
 };
 use crate::reward::GroupReward;
 use futures::FutureExt;
@@ -76,6 +76,10 @@ impl EnvFactory for UserMessageEnvs {
         self.inner.capabilities()
     }
 
+    fn hosts_programs(&self, task: &Task) -> bool {
+        self.inner.hosts_programs(task)
+    }
+
     fn group_reward(&self, task: &Task) -> Option<Arc<dyn GroupReward>> {
         self.inner.group_reward(task)
     }
@@ -124,6 +128,10 @@ impl Env for UserMessageEnv {
         let mut messages = self.inner.renewed()?;
         messages.extend((self.next == self.turn).then(|| self.message.clone()));
         Some(messages)
+    }
+
+    fn host(&mut self) -> Option<&mut dyn ProgramHost> {
+        self.inner.host()
     }
 
     fn played(&mut self, messages: Vec<Message>) {

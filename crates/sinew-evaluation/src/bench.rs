@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use toml::{Table, Value};
 
 /// Names and definitions, in the order of listings.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 15] = [
     ("gsm8k", include_str!("../benches/gsm8k.toml")),
     ("math", include_str!("../benches/math.toml")),
     ("mbpp", include_str!("../benches/mbpp.toml")),
@@ -21,14 +21,38 @@ const FILES: [(&str, &str); 13] = [
     ("tau2-airline", include_str!("../benches/tau2-airline.toml")),
     ("tau2-retail", include_str!("../benches/tau2-retail.toml")),
     (
+        "tau2-airline-solo",
+        include_str!("../benches/tau2-airline-solo.toml"),
+    ),
+    (
+        "tau2-retail-solo",
+        include_str!("../benches/tau2-retail-solo.toml"),
+    ),
+    (
         "reasoning-gym",
         include_str!("../benches/reasoning-gym.toml"),
     ),
     ("miniwob", include_str!("../benches/miniwob.toml")),
 ];
 
+/// The benchmark of a folder of tasks, whose name is this and the folder.
+const HARBOR: (&str, &str) = ("harbor:", include_str!("../benches/harbor.toml"));
+
 /// Names that stand for several benchmarks.
-const GROUPS: [(&str, &[&str]); 1] = [("tau2", &["tau2-airline", "tau2-retail"])];
+const GROUPS: [(&str, &[&str]); 2] = [
+    ("tau2", &["tau2-airline", "tau2-retail"]),
+    ("tau2-solo", &["tau2-airline-solo", "tau2-retail-solo"]),
+];
+
+/// Shape of the model in the recipe of servers that only chat: none of it is used but its tokens, which are
+/// bytes.
+const BYTES: [(&str, i64); 5] = [
+    ("d_model", 64),
+    ("layers", 2),
+    ("heads", 4),
+    ("kv_heads", 2),
+    ("d_ff", 128),
+];
 
 /// KV capacity of the embedded engine, in tokens, unless two contexts need more.
 const KV_TOKENS: u32 = 32_768;
@@ -47,6 +71,14 @@ pub enum BenchError {
         /// Names of all benchmarks.
         allowed: Vec<String>,
     },
+    /// The folder of tasks has no name that a result could have.
+    #[error(
+        "--bench harbor:{folder}: the last part of the path names the result; allowed: letters, digits, `.`, `_` and `-`"
+    )]
+    Folder {
+        /// The folder.
+        folder: String,
+    },
     /// An option has no effect with a benchmark.
     #[error("{option}: has no effect with --bench {bench}, {why}")]
     Unused {
@@ -56,6 +88,15 @@ pub enum BenchError {
         bench: String,
         /// Reason in words.
         why: &'static str,
+    },
+    /// A benchmark has a user that nobody plays.
+    #[error(
+        "--user is missing: a model plays the user of --bench {bench}\n  hint: --user NAME --user-url URL for a server, or \
+         --user MODEL for a model that is loaded here"
+    )]
+    NoUser {
+        /// Name of the benchmark.
+        bench: String,
     },
     /// The definition cannot be read or written.
     #[error("benchmark {name}: {reason}")]
@@ -90,19 +131,40 @@ pub struct Bench {
     pub columns: std::collections::BTreeMap<String, String>,
     /// Python packages that the interpreter needs.
     pub packages: Option<String>,
+    /// A model plays its user.
+    #[serde(default)]
+    pub user: bool,
+    /// The sandbox level of its tasks can be chosen.
+    #[serde(skip)]
+    pub has_level: bool,
     /// The evaluation of another project that scores should agree with, and how it differs.
     pub reference: String,
     /// The recipe without model, rows and measurement.
     pub recipe: Table,
 }
 
+/// The model that plays a simulated user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SetupUser {
+    /// Its name at `url`, else a source as in a recipe.
+    pub model: String,
+    /// Address of a server with the chat-completions protocol.
+    pub url: Option<String>,
+    /// Environment variable with the server's key.
+    pub key_env: Option<String>,
+}
+
 /// Settings of one measurement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Setup {
-    /// Source of the model, as in a recipe.
-    pub model: String,
+    /// Source of the model, as in a recipe; `None`: it is behind servers that only chat.
+    pub model: Option<String>,
+    /// The simulated user, for benchmarks that have one.
+    pub user: Option<SetupUser>,
     /// Seed of tasks that are made, and of the samples.
     pub seed: u64,
+    /// Sandbox level of benchmarks that run at several.
+    pub level: Option<String>,
     /// File with the prepared rows, of a benchmark that has rows.
     pub rows: Option<PathBuf>,
     /// Python interpreter with the packages of the benchmark.
@@ -133,11 +195,31 @@ impl Bench {
             .collect()
     }
 
-    /// The benchmarks that a name stands for: one, or those of a group.
+    /// The benchmark of the task folders in `folder`, which has the name of that folder.
+    ///
+    /// # Errors
+    /// If the folder has no name, or the definition is not one.
+    pub fn harbor(folder: &str) -> Result<Self, BenchError> {
+        let last = folder.trim_end_matches('/').rsplit('/').next();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let own = last.filter(|n| !n.is_empty() && n.chars().all(plain) && !n.starts_with('.'));
+        let own = own.ok_or_else(|| BenchError::Folder {
+            folder: folder.to_owned(),
+        })?;
+        let mut bench = Self::parse(&format!("{}{own}", HARBOR.0), HARBOR.1)?;
+        table(&mut bench.recipe, "env").insert("tasks".into(), folder.into());
+        bench.has_level = true;
+        Ok(bench)
+    }
+
+    /// The benchmarks that a name stands for: one, those of a group, or the tasks of a folder.
     ///
     /// # Errors
     /// If there is none of this name.
     pub fn named(name: &str) -> Result<Vec<Self>, BenchError> {
+        if let Some(folder) = name.strip_prefix(HARBOR.0) {
+            return Ok(vec![Self::harbor(folder)?]);
+        }
         let group = GROUPS.iter().find(|(group, _)| *group == name);
         let single = [name];
         let names = group.map_or(&single[..], |(_, names)| *names);
@@ -145,7 +227,7 @@ impl Bench {
             let file = FILES.iter().find(|(known, _)| known == name);
             let (name, text) = file.ok_or_else(|| BenchError::Unknown {
                 name: (*name).to_owned(),
-                allowed: FILES.iter().map(|(known, _)| (*known).to_owned()).collect(),
+                allowed: allowed(),
             })?;
             Self::parse(name, text)
         });
@@ -166,7 +248,7 @@ impl Bench {
 
     /// Name of its folder and its recipe.
     pub fn folder(&self) -> String {
-        self.name.replace('+', "-plus")
+        self.name.replace('+', "-plus").replace(':', "-")
     }
 
     /// The recipe that measures a model, as TOML.
@@ -177,11 +259,17 @@ impl Bench {
         let mut recipe = self.recipe.clone();
         recipe.insert("name".into(), format!("{}-eval", self.folder()).into());
         recipe.insert("seed".into(), integer(setup.seed));
-        recipe.insert("model".into(), setup.model.clone().into());
+        recipe.insert("model".into(), model(setup.model.as_deref()));
+        if self.user {
+            recipe.insert("user".into(), self.user_table(setup)?);
+        }
         if let Some(rows) = &setup.rows {
             let tasks = table(&mut recipe, "tasks");
             tasks.insert("source".into(), rows.display().to_string().into());
             tasks.insert("held_out".into(), Value::Float(1.0));
+        }
+        if let (true, Some(level)) = (self.has_level, &setup.level) {
+            table(&mut recipe, "sandbox").insert("level".into(), level.clone().into());
         }
         if let Some(python) = &setup.python {
             self.interpreter(&mut recipe, python)?;
@@ -211,10 +299,26 @@ impl Bench {
         })
     }
 
+    /// The table `user` of the recipe.
+    fn user_table(&self, setup: &Setup) -> Result<Value, BenchError> {
+        let missing = || BenchError::NoUser {
+            bench: self.name.clone(),
+        };
+        let user = setup.user.as_ref().ok_or_else(missing)?;
+        let mut table = Table::new();
+        table.insert("model".into(), user.model.clone().into());
+        for (key, value) in [("url", &user.url), ("key_env", &user.key_env)] {
+            if let Some(value) = value {
+                table.insert(key.into(), value.clone().into());
+            }
+        }
+        Ok(Value::Table(table))
+    }
+
     /// Names the interpreter of an environment in Python, else that of the reward.
     fn interpreter(&self, recipe: &mut Table, python: &str) -> Result<(), BenchError> {
         let env = recipe.get_mut("env").and_then(Value::as_table_mut);
-        if let Some(env) = env {
+        if let Some(env) = env.filter(|_| !self.has_level) {
             env.insert("python".into(), python.into());
             return Ok(());
         }
@@ -231,6 +335,23 @@ impl Bench {
             }),
         }
     }
+}
+
+/// Names of all benchmarks, for messages.
+fn allowed() -> Vec<String> {
+    let names = FILES.iter().map(|(known, _)| (*known).to_owned());
+    names.chain([format!("{}DIR", HARBOR.0)]).collect()
+}
+
+/// The key `model` of the recipe.
+fn model(source: Option<&str>) -> Value {
+    if let Some(source) = source {
+        return source.into();
+    }
+    let shape = BYTES.map(|(key, value)| (key.to_owned(), Value::Integer(value)));
+    let mut table = Table::from_iter(shape);
+    table.insert("type".into(), "scratch".into());
+    Value::Table(table)
 }
 
 /// Sets the limits of episodes; gives the maximum tokens of their context.
@@ -315,7 +436,7 @@ mod tests {
     fn a_recipe_has_model_rows_limits_and_measurement() {
         let bench = Bench::named("gsm8k").unwrap().remove(0);
         let setup = Setup {
-            model: "hf:a/b".into(),
+            model: Some("hf:a/b".into()),
             seed: 7,
             rows: Some("run/rows.jsonl".into()),
             max_tokens: Some(8000),
@@ -365,6 +486,60 @@ mod tests {
             error.contains("--python: has no effect with --bench gsm8k"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_user_and_a_server_without_a_tokenizer_have_their_tables() {
+        let bench = Bench::named("tau2").unwrap().remove(0);
+        let error = bench.recipe(&Setup::default()).unwrap_err().to_string();
+        assert!(error.starts_with("--user is missing"), "{error}");
+        let setup = Setup {
+            user: Some(SetupUser {
+                model: "u".into(),
+                url: Some("http://h/v1".into()),
+                key_env: None,
+            }),
+            ..Setup::default()
+        };
+        let recipe: Table = bench.recipe(&setup).unwrap().parse().unwrap();
+        assert_eq!(recipe["user"]["url"].as_str(), Some("http://h/v1"));
+        assert_eq!(recipe["model"]["type"].as_str(), Some("scratch"));
+        assert_eq!(recipe["env"]["options"]["user"].as_bool(), Some(true));
+        // Benchmarks without a user have no such table.
+        for bench in Bench::named("tau2-solo").unwrap() {
+            let recipe: Table = bench.recipe(&setup).unwrap().parse().unwrap();
+            assert!(recipe.get("user").is_none(), "{}", bench.name);
+        }
+    }
+
+    #[test]
+    fn a_folder_of_tasks_is_a_benchmark_with_its_name() {
+        let bench = Bench::named("harbor:data/my-tasks/").unwrap().remove(0);
+        assert_eq!(
+            (bench.name.as_str(), bench.folder().as_str()),
+            ("harbor:my-tasks", "harbor-my-tasks")
+        );
+        let setup = Setup {
+            level: Some("container".into()),
+            ..Setup::default()
+        };
+        let recipe: Table = bench.recipe(&setup).unwrap().parse().unwrap();
+        assert_eq!(recipe["env"]["tasks"].as_str(), Some("data/my-tasks/"));
+        assert_eq!(recipe["env"]["held_out"].as_float(), Some(1.0));
+        assert_eq!(recipe["sandbox"]["level"].as_str(), Some("container"));
+        let python = Setup {
+            python: Some("p".into()),
+            ..setup.clone()
+        };
+        assert!(bench.recipe(&python).is_err());
+        // Others run at one level.
+        let other = Bench::named("humaneval").unwrap().remove(0);
+        let recipe: Table = other.recipe(&setup).unwrap().parse().unwrap();
+        assert!(recipe.get("sandbox").is_none());
+        for wrong in ["harbor:", "harbor:a/..", "harbor:a b"] {
+            let error = Bench::named(wrong).unwrap_err().to_string();
+            assert!(error.contains("names the result"), "{error}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! | `bench` | definitions, and the recipe of one |
 //! | `rows` | rows of data sets with the columns that a benchmark derives |
 //! | `sample` | the part of an episode that counts |
-//! | `result` | means over tasks, pass@k, counts, tokens and cost |
+//! | `result` | means over tasks, pass@k, pass^k, counts, tokens and cost |
 //! | `overlap` | n-grams that prompts share with training tasks |
 //! | `compare` | the paired test of two results |
 //! | `report` | text, Markdown and HTML |
@@ -30,10 +30,12 @@ mod result;
 mod rows;
 mod sample;
 
-pub use bench::{Bench, BenchError, Setup};
+pub use bench::{Bench, BenchError, Setup, SetupUser};
 pub use compare::{CompareError, Comparison, compare};
 pub use overlap::{NGRAM, Overlap, overlap};
 pub use report::{comparison_text, html, markdown, text};
-pub use result::{BenchResult, Counts, Facts, Measures, TaskSamples, Tokens, summarize};
+pub use result::{
+    BenchResult, Counts, Facts, Measures, ServedTokens, TaskSamples, Tokens, UserTokens, summarize,
+};
 pub use rows::{RowsError, local_files, prepare};
 pub use sample::{Sample, SampleEnd};

@@ -1,7 +1,7 @@
 //! Results for people: text for a terminal, Markdown, and one HTML page without scripts.
 
 use crate::compare::Comparison;
-use crate::result::{BenchResult, Counts, Measures};
+use crate::result::{BenchResult, Counts, Facts, Measures};
 use sinew_algo::{IntervalMethod, TaskMean};
 use std::fmt::Write;
 
@@ -184,6 +184,7 @@ fn measures(result: &BenchResult) -> Grid {
         .collect();
     for k in ks {
         row(&format!("pass@{k}"), &|m| share(m.pass_at.get(&k)));
+        row(&format!("pass^{k}"), &|m| share(m.all_at.get(&k)));
     }
     row("samples", &|m| m.counts.samples.to_string());
     row("cut by a limit (scored as they are)", &|m| cut(&m.counts));
@@ -257,16 +258,52 @@ fn tasks(result: &BenchResult) -> Grid {
     grid
 }
 
+/// Success of each seed, and how far they differ.
+fn seeds(result: &BenchResult) -> String {
+    let each: Vec<String> = result
+        .by_seed
+        .iter()
+        .map(|(seed, mean)| format!("{seed}: {}", percent(*mean)))
+        .collect();
+    let means: Vec<f64> = result.by_seed.values().copied().collect();
+    let n = means.len() as f64;
+    let middle = means.iter().sum::<f64>() / n;
+    let squares: f64 = means.iter().map(|m| (m - middle).powi(2)).sum();
+    let deviation = 100.0 * (squares / (n - 1.0)).sqrt();
+    format!(
+        "sampled success by seed: {}; standard deviation {deviation:.1} points",
+        each.join(", ")
+    )
+}
+
+/// Notes on what the servers of a model report.
+fn served(facts: &Facts) -> Vec<String> {
+    let mut lines = Vec::new();
+    if facts.is_text_only {
+        lines.push(
+            "the server reports neither token ids nor log-probs: texts are scored, and none of it can be trained on"
+                .to_owned(),
+        );
+    }
+    if let Some(served) = &facts.served {
+        let uncounted = match served.uncounted {
+            0 => String::new(),
+            n => format!("; {n} of them came without counts, and their bytes are in the sums"),
+        };
+        lines.push(format!(
+            "tokens are those that the server counted, in {} requests{uncounted}",
+            served.requests
+        ));
+    }
+    lines
+}
+
 /// Facts in words, one line each.
 fn facts(result: &BenchResult) -> Vec<String> {
     let f = &result.facts;
     let mut lines = vec![format!("model {}", f.model)];
     if result.by_seed.len() > 1 {
-        let seeds = result.by_seed.iter();
-        let seeds: Vec<String> = seeds
-            .map(|(seed, mean)| format!("{seed}: {}", percent(*mean)))
-            .collect();
-        lines.push(format!("sampled success by seed: {}", seeds.join(", ")));
+        lines.push(seeds(result));
     }
     lines.push(format!("contamination: {}", f.contamination.line()));
     let t = &result.tokens;
@@ -279,6 +316,20 @@ fn facts(result: &BenchResult) -> Vec<String> {
     lines.push(format!(
         "tokens: {} of prompts, {} sampled{cost}",
         t.prompt, t.sampled
+    ));
+    lines.extend(served(f));
+    if let Some(user) = &f.user {
+        let cost = user
+            .cost
+            .map_or(String::new(), |c| format!("; cost {c:.4}"));
+        lines.push(format!(
+            "simulated user {}: {} answers, {} tokens of questions, {} of answers{cost}",
+            user.model, user.calls, user.prompt, user.sampled
+        ));
+    }
+    lines.push(format!(
+        "time: {:.0} s, {:.1} s an episode",
+        f.wall_s, result.episode_s
     ));
     let sets = [&result.greedy, &result.sampled];
     let missing = sets
@@ -431,6 +482,9 @@ mod tests {
             "contamination: not checked: the model is not of a run",
             "cost 0.0120 at 1 and 10 a million",
             "success if those counted as 0",
+            "pass^2",
+            "1: 0.0 %; standard deviation 35.4 points",
+            "time: 12 s, 1.0 s an episode",
         ] {
             assert!(text.contains(needle), "{needle}: {text}");
         }
@@ -449,6 +503,33 @@ mod tests {
             page.contains("<td>a|1<td>a<td>1<td>1 of 2<td>0<td>0"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn what_servers_and_users_report_is_stated() {
+        let mut result = result(true);
+        result.facts.is_text_only = true;
+        result.facts.served = Some(crate::ServedTokens {
+            requests: 6,
+            uncounted: 2,
+            prompt: 70,
+            sampled: 5,
+        });
+        result.facts.user = Some(crate::UserTokens {
+            model: "u".into(),
+            calls: 9,
+            prompt: 100,
+            sampled: 20,
+            cost: Some(0.5),
+        });
+        let text = text(&[result]);
+        for needle in [
+            "neither token ids nor log-probs",
+            "in 6 requests; 2 of them came without counts",
+            "simulated user u: 9 answers, 100 tokens of questions, 20 of answers; cost 0.5000",
+        ] {
+            assert!(text.contains(needle), "{needle}: {text}");
+        }
     }
 
     #[test]

@@ -26,6 +26,43 @@ pub struct Facts {
     /// Price of a million tokens: of prompts, and sampled ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<[f64; 2]>,
+    /// The model's servers report neither token ids nor log-probs.
+    pub is_text_only: bool,
+    /// Tokens that the model's servers counted; `None`: those of the samples count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served: Option<ServedTokens>,
+    /// The model that played the user, with all that it spent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<UserTokens>,
+}
+
+/// Counts of servers over all sessions of a measurement. Requests of attempts that failed are in them, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedTokens {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Requests of these whose tokens the server did not count: their bytes are in the sums.
+    pub uncounted: u64,
+    /// Tokens of messages and tools.
+    pub prompt: u64,
+    /// Tokens of answers.
+    pub sampled: u64,
+}
+
+/// A simulated user and what it spent, over all sessions of a measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UserTokens {
+    /// Model as it was named.
+    pub model: String,
+    /// Questions that it answered, or may have.
+    pub calls: u64,
+    /// Tokens of questions.
+    pub prompt: u64,
+    /// Tokens of answers.
+    pub sampled: u64,
+    /// Cost at its price, in its currency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
 }
 
 /// Numbers of samples by their end.
@@ -61,6 +98,9 @@ pub struct Measures {
     /// number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pass_at: BTreeMap<usize, TaskMean>,
+    /// The pass^k rate by `k`, the probability that all of `k` samples succeed, for the same numbers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub all_at: BTreeMap<usize, TaskMean>,
     /// Numbers of samples.
     pub counts: Counts,
 }
@@ -84,7 +124,7 @@ pub struct TaskSamples {
     pub truncated: usize,
 }
 
-/// Tokens of all samples.
+/// Tokens of all samples, or those that servers counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tokens {
     /// Tokens of the prompts of all calls, each counted whole: what a cache saves is not known.
@@ -116,6 +156,8 @@ pub struct BenchResult {
     pub by_seed: BTreeMap<u64, f64>,
     /// Tokens and cost.
     pub tokens: Tokens,
+    /// Mean seconds of an episode, from the start of its environment to its score.
+    pub episode_s: f64,
     /// Every task.
     pub per_task: Vec<TaskSamples>,
 }
@@ -127,7 +169,11 @@ pub fn summarize(facts: Facts, samples: &[Sample]) -> BenchResult {
     let sampled: Vec<&Sample> = samples.iter().filter(|s| s.seed.is_some()).collect();
     let measures = |of: &[&Sample]| (!of.is_empty()).then(|| measures(of));
     let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).sum::<u64>();
-    let (prompt, out) = (sum(|s| s.prompt_tokens), sum(|s| s.sampled_tokens));
+    let (prompt, out) = match &facts.served {
+        Some(served) => (served.prompt, served.sampled),
+        None => (sum(|s| s.prompt_tokens), sum(|s| s.sampled_tokens)),
+    };
+    let seconds: f64 = samples.iter().map(|s| s.seconds).sum();
     let cost = facts
         .price
         .map(|[input, output]| (prompt as f64 * input + out as f64 * output) / 1e6);
@@ -142,6 +188,7 @@ pub fn summarize(facts: Facts, samples: &[Sample]) -> BenchResult {
             sampled: out,
             cost,
         },
+        episode_s: seconds / samples.len().max(1) as f64,
         per_task,
         facts,
     }
@@ -211,28 +258,36 @@ fn measures(samples: &[&Sample]) -> Measures {
         success: TaskMean::of_shares(&successes),
         as_zero: as_zero.iter().sum::<f64>() / as_zero.len() as f64,
         reward: TaskMean::of_numbers(&rewards).filter(|_| rewards != successes),
-        pass_at: passes(&successes),
+        pass_at: rates(&successes, pass_at),
+        all_at: rates(&successes, all_at),
         counts,
     }
 }
 
-/// The unbiased estimate of pass@k (Chen et al. 2021) of each task, as a mean over tasks.
-fn passes(tasks: &[Vec<f64>]) -> BTreeMap<usize, TaskMean> {
+/// Probability that all of `k` samples succeed, drawn without replacement from `n` with `successes`:
+/// `C(successes, k) / C(n, k)`, the estimator of Yao et al. 2024 (arXiv 2406.12045).
+fn all_at(k: usize, n: usize, successes: usize) -> f64 {
+    1.0 - pass_at(k, n, n - successes)
+}
+
+/// A rate of each task by the number of samples, as a mean over tasks; `of` gets the number, all samples of a
+/// task, and its successes.
+fn rates(tasks: &[Vec<f64>], of: fn(usize, usize, usize) -> f64) -> BTreeMap<usize, TaskMean> {
     let most = tasks.iter().map(Vec::len).max().unwrap_or(0);
     let powers = (1..usize::BITS).map(|i| 1usize << i);
     let ks = powers
         .take_while(|k| *k < most)
         .chain([most].into_iter().filter(|k| *k > 1));
-    let of = |k: usize| {
+    let mean = |k: usize| {
         let enough = tasks.iter().filter(|t| t.len() >= k);
         let each = enough.map(|t| {
             let successes = t.iter().filter(|s| **s > 0.0).count();
-            vec![pass_at(k, t.len(), successes)]
+            vec![of(k, t.len(), successes)]
         });
         let each: Vec<Vec<f64>> = each.collect();
         Some((k, TaskMean::of_shares(&each)?))
     };
-    ks.filter_map(of).collect()
+    ks.filter_map(mean).collect()
 }
 
 /// Mean success over tasks of each seed.
@@ -281,6 +336,9 @@ pub(crate) mod tests {
             },
             wall_s: 12.0,
             price: Some([1.0, 10.0]),
+            is_text_only: false,
+            served: None,
+            user: None,
         }
     }
 
@@ -363,10 +421,30 @@ pub(crate) mod tests {
     #[test]
     fn rates_are_given_for_powers_of_two_and_the_largest_number() {
         let task: Vec<f64> = vec![1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
-        let rates = passes(&[task.clone(), task]);
-        assert_eq!(rates.keys().copied().collect::<Vec<_>>(), [2, 4, 6]);
-        assert!((rates[&2].mean - 1.0 / 3.0).abs() < 1e-12);
-        assert_eq!(rates[&6].mean, 1.0);
-        assert!(passes(&[vec![1.0]]).is_empty() && passes(&[]).is_empty());
+        let passes = rates(&[task.clone(), task], pass_at);
+        assert_eq!(passes.keys().copied().collect::<Vec<_>>(), [2, 4, 6]);
+        assert!((passes[&2].mean - 1.0 / 3.0).abs() < 1e-12);
+        assert_eq!(passes[&6].mean, 1.0);
+        assert!(rates(&[vec![1.0]], pass_at).is_empty() && rates(&[], pass_at).is_empty());
+        // 3 of 4 succeed: of 6 pairs, 3 are of successes only.
+        let all = rates(&[vec![1.0, 1.0, 0.0, 1.0]], all_at);
+        assert!((all[&2].mean - 0.5).abs() < 1e-12 && all[&4].mean == 0.0);
+    }
+
+    #[test]
+    fn tokens_that_a_server_counted_are_those_of_the_result() {
+        let served = ServedTokens {
+            requests: 2,
+            uncounted: 0,
+            prompt: 70,
+            sampled: 5,
+        };
+        let facts = Facts {
+            served: Some(served),
+            ..facts()
+        };
+        let result = summarize(facts, &[sample("a1", None, true)]);
+        assert_eq!((result.tokens.prompt, result.tokens.sampled), (70, 5));
+        assert_eq!(result.episode_s, 1.0);
     }
 }

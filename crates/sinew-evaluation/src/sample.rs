@@ -1,7 +1,7 @@
 //! The part of an episode that a result counts.
 
 use serde::{Deserialize, Serialize};
-use sinew_types::{EpisodeEnd, NO_PARENT, TokenKind, Trace};
+use sinew_types::{EpisodeEnd, Limit, NO_PARENT, TokenKind, Trace};
 
 /// End of a sample.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,7 +11,7 @@ pub enum SampleEnd {
     Scored,
     /// A limit cut it; it has a score all the same.
     Truncated {
-        /// Name of the limit: `turn_tokens`, `turns`, `context`, `wall_time`.
+        /// Name of the limit: `turn_tokens`, `turns`, `context`, `wall_time`, or `server`.
         limit: String,
     },
     /// The scorer could not tell.
@@ -78,6 +78,18 @@ impl Sample {
         }
     }
 
+    /// The sample of a server that is sent messages: it ends an answer at the limit of a turn or at its
+    /// context, and does not say at which.
+    #[must_use]
+    pub fn cut_by_server(mut self) -> Self {
+        if let SampleEnd::Truncated { limit } = &mut self.end
+            && *limit == Limit::Context.name()
+        {
+            "server".clone_into(limit);
+        }
+        self
+    }
+
     /// Whether it has a score.
     pub fn is_scored(&self) -> bool {
         matches!(self.end, SampleEnd::Scored | SampleEnd::Truncated { .. })
@@ -105,8 +117,7 @@ fn prompt_tokens(trace: &Trace) -> u64 {
 mod tests {
     use super::*;
     use sinew_types::{
-        EpisodeId, GroupId, Limit, Node, Origin, Outcome, Provenance, TRACE_FORMAT_VERSION, TaskId,
-        Timing,
+        EpisodeId, GroupId, Node, Origin, Outcome, Provenance, TRACE_FORMAT_VERSION, TaskId, Timing,
     };
 
     fn node(parent: u32, kind: TokenKind, tokens: usize) -> Node {
@@ -161,6 +172,13 @@ mod tests {
                 limit: "turn_tokens".into()
             }
         );
+        assert_eq!(sample.clone().cut_by_server(), sample);
+        cut.end = EpisodeEnd::Truncated {
+            limit: Limit::Context,
+        };
+        let end = Sample::of(&cut, None).cut_by_server().end;
+        let limit = "server".into();
+        assert_eq!(end, SampleEnd::Truncated { limit });
         cut.outcome.unscored = true;
         cut.outcome.unscored_reason = Some("no judge".into());
         let sample = Sample::of(&cut, None);

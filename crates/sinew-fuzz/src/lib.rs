@@ -16,6 +16,7 @@
 //! property becomes a test of the crate with the defect, and a file of the corpus.
 
 mod archive;
+mod harbor;
 mod mutate;
 mod recipe;
 mod seccomp;
@@ -100,6 +101,13 @@ pub const TARGETS: &[Target] = &[
         run: recipe::recipe,
         mutations: 2_000,
         words: recipe::WORDS,
+    },
+    Target {
+        name: "harbor",
+        more: "",
+        run: harbor::harbor,
+        mutations: 4_000,
+        words: harbor::WORDS,
     },
     Target {
         name: "seccomp",

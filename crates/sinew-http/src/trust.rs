@@ -195,7 +195,7 @@ fn advice(error: &rustls::Error) -> Option<String> {
             "the server there does not speak TLS: use http://, or start it with --tls-cert or --tls-own"
         }
         rustls::Error::InvalidCertificate(why) => match why {
-            CertificateError::UnknownIssuer => {
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 "no authority that this process trusts signed the certificate of the server: give the ca.pem of \
                  its authority with --tls-ca FILE, or SINEW_TLS_CA"
             }

@@ -1,7 +1,7 @@
 //! Cache of unpacked images, with one folder per image.
 //!
-//! The folder `ID-1` has `root` and `image.json`, where ID is the SHA-256 of the image's configuration, which
-//! contains the digests of all layers. It is built as `ID-1.partial` under a lock on `ID-1.lock` and then
+//! The folder `ID-2` has `root` and `image.json`, where ID is the SHA-256 of the image's configuration, which
+//! contains the digests of all layers. It is built as `ID-2.partial` under a lock on `ID-2.lock` and then
 //! renamed, so that it is complete or absent. The owner of a lock may remove the partial folder. The next
 //! unpack removes the partial folders of killed processes. Files are synced to disk before the rename, so
 //! that a power loss leaves only complete entries.
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Version of the unpacked format.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Pause between two attempts to lock an entry.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
@@ -135,6 +135,16 @@ pub(crate) fn prepare(cache: &Path) -> Result<PathBuf, ImageError> {
 /// The image with this id, if it was unpacked.
 pub(crate) fn get(cache: &Path, id: &str) -> Option<Image> {
     found(&cache.join(format!("{id}-{FORMAT}")), id)
+}
+
+/// Removes an entry. A process that unpacks the same image waits, and unpacks it again.
+pub(crate) fn remove(cache: &Path, id: &str) -> Result<(), ImageError> {
+    let name = format!("{id}-{FORMAT}");
+    let _lock = lock(cache, &name, true)?;
+    let (folder, partial) = (cache.join(&name), cache.join(format!("{name}.partial")));
+    // Renamed first, so that no process finds half of it; the next unpack removes what is left.
+    fs::rename(&folder, &partial).map_err(at(&folder))?;
+    fs::remove_dir_all(&partial).map_err(at(&partial))
 }
 
 /// Unpacks an archive of a root file system (tar, optionally compressed by gzip or zstd) into the new folder

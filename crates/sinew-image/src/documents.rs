@@ -25,7 +25,7 @@ pub struct ImageConfig {
     pub entrypoint: Vec<String>,
     /// Default arguments after the entrypoint.
     pub cmd: Vec<String>,
-    /// User name or number. Sandboxes ignore it, because they have their own users.
+    /// User name or number. Only sandboxes with a writable root have users of their image.
     pub user: String,
 }
 

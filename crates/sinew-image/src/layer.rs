@@ -4,10 +4,11 @@ use crate::documents::{Layer, hex};
 use crate::source::{MAX_HEADER_BYTES, Source};
 use crate::{ImageError, UnpackLimits, io_error};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, fchmod, futimens, linkat,
-    mkdirat, openat2, statat, symlinkat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, chownat, fchmod, fchown,
+    futimens, linkat, mkdirat, openat2, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
 use sha2::{Digest, Sha256};
 use sinew_jail::archive::reader::{self, Budget, Entry, Kind, ReadError, ReadLimits};
 use std::cell::RefCell;
@@ -93,7 +94,12 @@ pub(crate) struct Builder<'a> {
     pub(crate) budget: Budget,
     /// Depth of each folder by inode. A short path with links can lead to a deep folder.
     depths: HashMap<u64, usize>,
+    /// Files get the owners of the archives, which takes root.
+    owners: bool,
 }
+
+/// Users and groups that a sandbox has.
+const USERS: u64 = 65_536;
 
 /// Names created by the current layer: inode of the folder, and name. Whiteouts do not remove them.
 type LayerNames = HashSet<(u64, OsString)>;
@@ -184,6 +190,7 @@ impl<'a> Builder<'a> {
                 header_bytes: MAX_HEADER_BYTES,
             }),
             depths,
+            owners: rustix::process::geteuid().is_root(),
         })
     }
 
@@ -320,21 +327,34 @@ impl<'a> Builder<'a> {
             };
         }
         let folder = self.folder(above, budget, made)?;
+        let owner = self.owner(entry);
         match &entry.kind {
-            Kind::Folder => self.directory(&folder, name, entry.mode)?,
+            Kind::Folder => self.directory(&folder, name, entry.mode, owner)?,
             Kind::File => {
                 remove(folder.as_fd(), name, None, 0)?;
-                file(&folder, name, entry)?;
+                file(&folder, name, entry, owner)?;
             }
             Kind::Symlink(target) => {
                 remove(folder.as_fd(), name, None, 0)?;
                 symlinkat(target, &folder, name).map_err(failed)?;
+                if let Some((user, group)) = owner {
+                    let flags = AtFlags::SYMLINK_NOFOLLOW;
+                    let given = chownat(&folder, name, Some(user), Some(group), flags);
+                    given.map_err(failed)?;
+                }
             }
             Kind::HardLink(target) => self.hard_link(target, &folder, name)?,
             Kind::Device(_) => {}
         }
         made.insert((inode(&folder)?, name.to_owned()));
         Ok(())
+    }
+
+    /// Owner that a file gets. Numbers that no sandbox has are those of root.
+    fn owner(&self, entry: &Entry<'_>) -> Option<(Uid, Gid)> {
+        let (user, group) = entry.owner.filter(|_| self.owners)?;
+        let within = |id: u64| if id < USERS { id as u32 } else { 0 };
+        Some((Uid::from_raw(within(user)), Gid::from_raw(within(group))))
     }
 
     /// Removes what lower layers have in a folder.
@@ -414,8 +434,14 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Creates a folder entry, or updates the mode of an existing folder.
-    fn directory(&mut self, folder: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), ReadError> {
+    /// Creates a folder entry, or updates mode and owner of an existing folder.
+    fn directory(
+        &mut self,
+        folder: &OwnedFd,
+        name: &OsStr,
+        mode: u32,
+        owner: Option<(Uid, Gid)>,
+    ) -> Result<(), ReadError> {
         let there = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let kept = there.is_ok_and(|m| FileType::from_raw_mode(m.st_mode) == FileType::Directory);
         if !kept {
@@ -425,6 +451,7 @@ impl<'a> Builder<'a> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let made = openat2(folder, name, flags, Mode::empty(), resolve).map_err(failed)?;
+        give(&made, owner)?;
         // The owner must be able to read and remove the folder.
         fchmod(&made, Mode::from_raw_mode(mode & 0o1777 | 0o700)).map_err(failed)
     }
@@ -451,8 +478,21 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Creates a file with its mode and modification time.
-fn file(folder: &OwnedFd, name: &OsStr, entry: &mut Entry<'_>) -> Result<(), ReadError> {
+/// Gives a file or folder to its owner.
+fn give(made: impl AsFd, owner: Option<(Uid, Gid)>) -> Result<(), ReadError> {
+    match owner {
+        Some((user, group)) => fchown(made, Some(user), Some(group)).map_err(failed),
+        None => Ok(()),
+    }
+}
+
+/// Creates a file with its owner, mode and modification time.
+fn file(
+    folder: &OwnedFd,
+    name: &OsStr,
+    entry: &mut Entry<'_>,
+    owner: Option<(Uid, Gid)>,
+) -> Result<(), ReadError> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let private = Mode::RUSR | Mode::WUSR;
@@ -462,6 +502,7 @@ fn file(folder: &OwnedFd, name: &OsStr, entry: &mut Entry<'_>) -> Result<(), Rea
     if copied != size {
         return Err(format!("it ends after {copied} of {size} bytes").into());
     }
+    give(&file, owner)?;
     fchmod(&file, Mode::from_raw_mode(entry.mode & 0o777 | 0o400)).map_err(failed)?;
     // Python uses a compiled file only if the modification time of its source matches.
     let time = Timespec {

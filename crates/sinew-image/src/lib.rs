@@ -10,11 +10,13 @@
 //! - Every blob and every layer's content has the digest that identifies it.
 //! - No archive can read or change a file outside of the new root. Folders are opened by `openat2` with
 //!   `RESOLVE_IN_ROOT`, and a link at the end of a path is not followed.
-//! - Devices, set-user bits, owners and extended attributes of archives are dropped.
+//! - Devices, set-user bits and extended attributes of archives are dropped; owners as well, unless root
+//!   unpacks.
 //! - Bytes, entries, depth and compression ratio are limited.
 //! - A password goes to the host that it is for, over HTTPS or on loopback.
 //! - An entry of the cache is complete or absent, also after `kill -9`.
 
+pub mod build;
 mod cache;
 mod documents;
 mod layer;

@@ -18,6 +18,8 @@ const ACCESS_READ_DIR: u64 = 1 << 3;
 const READ: u64 = ACCESS_EXECUTE | ACCESS_READ_FILE | ACCESS_READ_DIR;
 /// Making device nodes (MAKE_CHAR, MAKE_BLOCK) is allowed nowhere.
 const MAKE_DEVICES: u64 = 1 << 6 | 1 << 11;
+/// Requests to devices (IOCTL_DEV, ABI 5).
+const IOCTL_DEVICES: u64 = 1 << 15;
 /// SCOPE_ABSTRACT_UNIX_SOCKET and SCOPE_SIGNAL (ABI 6).
 const SCOPES: u64 = 0b11;
 /// BIND_TCP and CONNECT_TCP (ABI 4).
@@ -49,9 +51,18 @@ pub(crate) struct Rules {
     pub(crate) paths: Vec<(&'static CStr, u64)>,
 }
 
-/// Read and execute everywhere, write below `/work` and `/tmp` and to the existing devices, no signals or
-/// abstract sockets to the outside, no TCP unless `tcp`.
-pub(crate) fn rules(abi: i64, tcp: bool) -> Rules {
+/// Places in which programs may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writable {
+    /// The work folder and `/tmp`.
+    Folders,
+    /// Everything that can be written, for a root that is only this sandbox's.
+    Everything,
+}
+
+/// Read and execute everywhere, write below `/work` and `/tmp` (or everywhere) and to the existing devices,
+/// no signals or abstract sockets to the outside, no TCP unless `tcp`.
+pub(crate) fn rules(abi: i64, tcp: bool, write: Writable) -> Rules {
     let all = all_rights(abi);
     let net = if abi >= 4 && !tcp { TCP } else { 0 };
     let scoped = if abi >= 6 { SCOPES } else { 0 };
@@ -61,6 +72,10 @@ pub(crate) fn rules(abi: i64, tcp: bool) -> Rules {
         _ => 3,
     };
     let writable = all & !MAKE_DEVICES;
+    let root = match write {
+        Writable::Folders => READ & all,
+        Writable::Everything => writable & !IOCTL_DEVICES,
+    };
     let device = (ACCESS_READ_FILE | ACCESS_WRITE_FILE | 1 << 14 | 1 << 15) & all;
     let fields = [all, net, scoped];
     Rules {
@@ -69,7 +84,7 @@ pub(crate) fn rules(abi: i64, tcp: bool) -> Rules {
             .flat_map(|w| w.to_ne_bytes())
             .collect(),
         paths: vec![
-            (c"/", READ & all),
+            (c"/", root),
             (c"/work", writable),
             (c"/tmp", writable),
             (c"/dev/null", device),
@@ -94,7 +109,7 @@ impl Common {
     pub(crate) fn open(root: &Path) -> Result<Option<Self>> {
         let abi = abi();
         let mut common = Vec::new();
-        for (path, _) in rules(abi, false).paths {
+        for (path, _) in rules(abi, false, Writable::Folders).paths {
             if path != c"/work" && path != c"/tmp" {
                 let name = path.to_string_lossy();
                 let at = root.join(name.trim_start_matches('/'));
@@ -110,8 +125,14 @@ impl Common {
     ///
     /// # Errors
     /// The call that failed.
-    pub(crate) fn ruleset(&self, work: &OwnedFd, tmp: &OwnedFd, tcp: bool) -> Result<OwnedFd> {
-        let rules = rules(self.abi, tcp);
+    pub(crate) fn ruleset(
+        &self,
+        work: &OwnedFd,
+        tmp: &OwnedFd,
+        tcp: bool,
+        write: Writable,
+    ) -> Result<OwnedFd> {
+        let rules = rules(self.abi, tcp, write);
         // SAFETY: reads the bytes of a structure; the descriptor is new and ours.
         let ruleset = unsafe {
             let (at, size) = (rules.ruleset.as_ptr(), rules.ruleset.len());

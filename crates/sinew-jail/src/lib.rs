@@ -8,9 +8,9 @@
 //! before hostile code runs in it are listed in one place ([`walls`]); a result uses the kernel's counts,
 //! never the output of a program.
 //!
-//! Two crates use it as a library: `sinew-sandbox` (protocol, archives, frames,
-//! walls) and `sinew-microvm` (the plan of a jail, control groups). The parts that they share with the
-//! program are compiled once for each.
+//! Other crates use it as a library: `sinew-sandbox` (protocol, archives, frames, walls), `sinew-container`
+//! (the plan of a writable layer, control groups) and `sinew-microvm` (the plan of a jail, control groups).
+//! The parts that they share with the program are compiled once for each.
 
 pub mod agent;
 pub mod archive;
@@ -19,6 +19,7 @@ pub mod cgroup;
 mod error;
 mod exec;
 mod landlock;
+pub mod layer;
 pub mod monitor;
 mod mounts;
 mod process;

@@ -16,6 +16,9 @@
 //! | seccomp | last of all: most of the calls above are not in the allow-list |
 //!
 //! The order matters: each step needs rights that a later one takes away.
+//!
+//! A root user of a sandbox with a user namespace keeps the capabilities over files that belong to that
+//! namespace, and no others.
 
 use crate::error::{Error, Result};
 use crate::seccomp::Filter;
@@ -23,7 +26,7 @@ use crate::spec::Limits;
 use std::os::fd::RawFd;
 
 /// Steps that can fail; the number travels in a notice.
-pub(crate) const STEPS: [&str; 17] = [
+pub(crate) const STEPS: [&str; 19] = [
     "join the cgroup",
     "make namespaces",
     "mount the work folder",
@@ -41,6 +44,8 @@ pub(crate) const STEPS: [&str; 17] = [
     "enter the namespaces",
     "get the program",
     "take the terminal",
+    "find the user",
+    "enter the folder",
 ];
 pub(crate) const JOIN: u32 = 0;
 pub(crate) const NAMESPACES: u32 = 1;
@@ -60,10 +65,18 @@ pub(crate) const OPTIONAL: u32 = 255;
 const ENTER: u32 = 14;
 pub(crate) const PROGRAM: u32 = 15;
 pub(crate) const TERMINAL: u32 = 16;
+pub const WHO: u32 = 17;
+pub const FOLDER: u32 = 18;
 
 /// Capabilities that the zygote needs so that its forks can enter namespaces. The spawner's bounding set
 /// holds only these: SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN (capability.h).
 const KEPT: [u32; 6] = [6, 7, 8, 18, 19, 21];
+
+/// Capability to change capabilities and securebits (SETPCAP).
+const SETPCAP: u32 = 8;
+
+/// NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off, NO_CAP_AMBIENT_RAISE, all locked.
+const SECUREBITS: i64 = 0b1110_1111;
 
 /// The name of a failed step.
 pub fn step_name(step: u32) -> &'static str {
@@ -104,6 +117,13 @@ pub(crate) struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GuestProgram<'a> {
     pub(crate) user: u32,
+    pub(crate) group: u32,
+    /// Further groups.
+    pub(crate) groups: &'a [u32],
+    /// Folder in which it starts.
+    pub(crate) workdir: &'a [u8],
+    /// Capabilities that it keeps, in a user namespace only.
+    pub(crate) kept: &'a [u32],
     /// Resource, soft and hard limit.
     pub(crate) limits: &'a [[u64; 3]],
     pub(crate) landlock: bool,
@@ -185,12 +205,22 @@ impl Plan {
         for &&[resource, soft, hard] in &early {
             plan.limit(resource as libc::__rlimit_resource_t, soft, hard);
         }
-        let all: Vec<u32> = (0..=last_capability()).collect();
-        plan.drop_bounding_set(&all);
-        plan.become_user(Some(program.user));
-        let work = plan.bytes(b"/work\0");
-        plan.call(USER, libc::SYS_chdir, &[Arg::At(work)]);
-        plan.no_privileges(true, program.landlock);
+        let others = (0..=last_capability()).filter(|c| !program.kept.contains(c));
+        plan.drop_from_bounding_set(&others.collect::<Vec<_>>());
+        let keeps = !program.kept.is_empty();
+        if !keeps {
+            // Before the change of the user, after which the right to do so would be gone.
+            plan.lock_securebits();
+        }
+        plan.become_ids(program.user, program.group, program.groups);
+        if keeps {
+            plan.keep_capabilities(program.kept);
+        } else {
+            plan.set_capabilities(0, 0);
+        }
+        plan.wall_in(true, program.landlock);
+        let folder = plan.bytes(&[program.workdir, b"\0"].concat());
+        plan.call(FOLDER, libc::SYS_chdir, &[Arg::At(folder)]);
         for &&[_, soft, hard] in &late {
             plan.limit(libc::RLIMIT_NOFILE, soft, hard);
         }
@@ -207,7 +237,7 @@ impl Plan {
             plan.limit(resource as libc::__rlimit_resource_t, soft, hard);
         }
         if let Some((user, group)) = user {
-            plan.become_ids(user, group);
+            plan.become_ids(user, group, &[]);
         }
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
         plan
@@ -215,7 +245,12 @@ impl Plan {
 
     /// Takes away all capabilities and every way to get any, and applies landlock.
     fn no_privileges(&mut self, dumpable: bool, landlock: bool) {
-        self.set_capabilities(0);
+        self.set_capabilities(0, 0);
+        self.wall_in(dumpable, landlock);
+    }
+
+    /// Takes away every way to get capabilities, and applies landlock.
+    fn wall_in(&mut self, dumpable: bool, landlock: bool) {
         self.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
         self.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, i64::from(dumpable));
         if landlock {
@@ -230,7 +265,7 @@ impl Plan {
     pub(crate) fn zygote() -> Self {
         let mut plan = Self::default();
         plan.drop_bounding_set(&KEPT);
-        plan.set_capabilities(KEPT.iter().map(|capability| 1 << capability).sum());
+        plan.set_capabilities(set_of(&KEPT), 0);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, 0);
         plan
@@ -329,32 +364,61 @@ impl Plan {
 
     /// Drops these capabilities from the bounding set. For the spawner's own set see [`bound`].
     fn drop_bounding_set(&mut self, left: &[u32]) {
+        self.drop_from_bounding_set(left);
+        self.lock_securebits();
+    }
+
+    fn drop_from_bounding_set(&mut self, left: &[u32]) {
         for capability in left {
             let capability = i64::from(*capability);
             self.prctl(CAPABILITIES, libc::PR_CAPBSET_DROP, capability);
         }
-        // NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off, NO_CAP_AMBIENT_RAISE, all locked.
-        self.prctl(CAPABILITIES, libc::PR_SET_SECUREBITS, 0b1110_1111);
+    }
+
+    fn lock_securebits(&mut self) {
+        self.prctl(CAPABILITIES, libc::PR_SET_SECUREBITS, SECUREBITS);
+    }
+
+    /// Keeps only these capabilities, also through `execve`: as ambient ones, which no file can add to.
+    fn keep_capabilities(&mut self, kept: &[u32]) {
+        let set = set_of(kept);
+        self.set_capabilities(set | 1 << SETPCAP, set);
+        for capability in kept {
+            let raise = [
+                i64::from(libc::PR_CAP_AMBIENT),
+                i64::from(libc::PR_CAP_AMBIENT_RAISE),
+                i64::from(*capability),
+            ];
+            self.call(CAPABILITIES, libc::SYS_prctl, &raise.map(Arg::Is));
+        }
+        self.lock_securebits();
+        self.set_capabilities(set, set);
     }
 
     fn become_user(&mut self, uid: Option<u32>) {
         if let Some(uid) = uid {
-            self.become_ids(uid, uid);
+            self.become_ids(uid, uid, &[]);
         }
     }
 
-    fn become_ids(&mut self, user: u32, group: u32) {
-        self.call(USER, libc::SYS_setgroups, &[Arg::Is(0), Arg::Is(0)]);
+    fn become_ids(&mut self, user: u32, group: u32, groups: &[u32]) {
+        let list: Vec<u8> = groups.iter().flat_map(|g| g.to_ne_bytes()).collect();
+        let list = match groups {
+            [] => Arg::Is(0),
+            _ => Arg::At(self.bytes(&list)),
+        };
+        let count = Arg::Is(groups.len() as i64);
+        self.call(USER, libc::SYS_setgroups, &[count, list]);
         let (user, group) = (i64::from(user), i64::from(group));
         self.call(USER, libc::SYS_setresgid, &[Arg::Is(group); 3]);
         self.call(USER, libc::SYS_setresuid, &[Arg::Is(user); 3]);
     }
 
-    /// Effective and permitted set; the inheritable and with it the ambient set become empty.
-    fn set_capabilities(&mut self, set: u32) {
+    /// Effective and permitted set, and the inheritable one, outside of which nothing stays ambient.
+    fn set_capabilities(&mut self, set: u32, inheritable: u32) {
         // capset(2), version 3: header (version, pid), then two triples.
         let header = self.bytes(&[0x2008_0522u32.to_ne_bytes(), [0; 4]].concat());
-        let words = [set, set, 0, 0, 0, 0];
+        let words = [set, set, inheritable, 0, 0, 0];
         let data: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let data = self.bytes(&data);
         let args = [Arg::At(header), Arg::At(data)];
@@ -428,6 +492,11 @@ pub(crate) fn bound() -> Result<i32> {
         }
     }
     Ok(last as i32)
+}
+
+/// Capabilities as bits.
+fn set_of(capabilities: &[u32]) -> u32 {
+    capabilities.iter().map(|capability| 1 << capability).sum()
 }
 
 /// The highest capability that the kernel has.

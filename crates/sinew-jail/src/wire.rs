@@ -2,7 +2,7 @@
 //! little-endian), payload. The agent and its client compile this same file.
 
 /// Version of this protocol; the agent's first frame carries it.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Largest payload towards the agent.
 pub const MAX_REQUEST: usize = 1 << 20;
 /// Largest payload from the agent, which hostile code may have taken over.
@@ -41,6 +41,10 @@ pub mod ask {
     pub const STATS: u8 = 11;
     /// Sets clock, entropy and name after a virtual machine was restored.
     pub const RESUME: u8 = 12;
+    /// Opens the folder below which the PUT requests until the next SYNC go, with a writable root.
+    pub const PLACE: u8 = 13;
+    /// Sends the entries below any folder, or a file, with a writable root.
+    pub const FETCH: u8 = 14;
 }
 
 /// Answers.

@@ -10,8 +10,8 @@ use sinew_types::Message;
 pub struct ChatRequest {
     /// The conversation, which ends with a user's message.
     pub messages: Vec<Message>,
-    /// JSON Schema that the answer should have. Callers check the answer all the same.
-    pub schema: Value,
+    /// JSON Schema that the answer should have; `None`: any text. Callers check the answer all the same.
+    pub schema: Option<Value>,
     /// Sampling temperature, 0 to 2; 0 is greedy.
     pub temperature: f32,
     /// Maximum tokens of the answer.

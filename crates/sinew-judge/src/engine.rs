@@ -62,14 +62,20 @@ impl EngineChat {
         let lasting = |e: &dyn fmt::Display| ChatError::Lasting(format!("{}: {e}", self.name));
         let prompt = self.renderer.render_prompt(&request.messages, &[]);
         let prompt = prompt.map_err(|e| lasting(&e))?;
-        let schema = request.schema.to_string();
-        let masks = self.engine.holds_formats();
+        let schema = request
+            .schema
+            .as_ref()
+            .filter(|_| self.engine.holds_formats());
+        let format = schema.map(|schema| {
+            let schema = schema.to_string();
+            Arc::new(Format::new(Grammar::JsonSchema { schema }))
+        });
         let sampling = SamplingParams {
             temperature: request.temperature,
             max_tokens: request.max_tokens,
             stop_ids: self.renderer.stop_ids().to_vec(),
             seed: request.seed,
-            format: masks.then(|| Arc::new(Format::new(Grammar::JsonSchema { schema }))),
+            format,
             ..SamplingParams::default()
         };
         let id = RequestId(self.requests.fetch_add(1, Ordering::Relaxed));

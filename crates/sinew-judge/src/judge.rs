@@ -1,9 +1,10 @@
 //! A judge: its questions, votes, retries and budget, as a reward.
 
 use crate::asking::{JudgeReply, Vote, VoteAction};
-use crate::chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
+use crate::chat::{ChatAnswer, ChatModel, ChatRequest};
 use crate::frame::{Frame, Mode};
 use crate::ledger::{JudgeUsage, Ledger, Limits};
+use crate::paid::{Budget, BudgetEnd, PaidModel, locked};
 use crate::rubric::Rubric;
 use crate::view::View;
 use futures::FutureExt;
@@ -11,10 +12,9 @@ use futures::future::{BoxFuture, try_join_all};
 use sinew_env::{Preference, Reward, RewardSample, Score, Unscored};
 use std::collections::HashMap;
 use std::fmt;
-use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::sync::Mutex as AsyncMutex;
 
 /// Settings of a judge.
 #[derive(Clone, Debug)]
@@ -47,36 +47,14 @@ pub struct JudgeConfig {
     pub limits: Limits,
 }
 
-/// Treatment of a sample whose judge has nothing left to spend.
-#[derive(Clone)]
-pub enum BudgetEnd {
-    /// The sample is unscored with the reason, for commands that only measure.
-    Unscored,
-    /// The function is called with the reason and must end the run. The sample waits for that end, so
-    /// that it is neither scored nor lost: a resumed run judges it.
-    Stop(Arc<dyn Fn(&str) + Send + Sync>),
-}
-
-impl fmt::Debug for BudgetEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unscored => "Unscored",
-            Self::Stop(_) => "Stop",
-        })
-    }
-}
-
 /// Questions that are being asked, by key.
 type InFlight = HashMap<String, Arc<AsyncMutex<()>>>;
 
 /// A model that grades answers: a [`Preference`] with [`Mode::Compare`], and a [`Reward`] otherwise.
 pub struct Judge {
     config: JudgeConfig,
-    model: Arc<dyn ChatModel>,
-    ledger: Mutex<Ledger>,
+    model: PaidModel,
     in_flight: Mutex<InFlight>,
-    slots: Semaphore,
-    exhausted: BudgetEnd,
 }
 
 impl fmt::Debug for Judge {
@@ -87,11 +65,6 @@ impl fmt::Debug for Judge {
     }
 }
 
-/// A lock that a panic elsewhere does not take away: both tables stay valid at every step.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Judge {
     /// Creates a judge. `ledger` has what it spent and decided before.
     pub fn new(
@@ -100,13 +73,16 @@ impl Judge {
         ledger: Ledger,
         exhausted: BudgetEnd,
     ) -> Self {
-        Self {
-            slots: Semaphore::new(config.concurrency.max(1)),
-            config,
-            model,
-            ledger: Mutex::new(ledger),
-            in_flight: Mutex::default(),
+        let budget = Budget {
+            name: config.name.clone(),
+            limits: config.limits,
+            concurrency: config.concurrency,
             exhausted,
+        };
+        Self {
+            model: PaidModel::new(model, ledger, budget),
+            config,
+            in_flight: Mutex::default(),
         }
     }
 
@@ -116,7 +92,7 @@ impl Judge {
 
     /// Calls and tokens so far.
     pub fn spent(&self) -> JudgeUsage {
-        locked(&self.ledger).spent()
+        self.model.spent()
     }
 
     /// Values of the items for one sample, 0 to 1 each: means over the votes.
@@ -158,7 +134,7 @@ impl Judge {
         // Equal questions at once, as of a group that gives one answer, are asked once.
         let lock = Arc::clone(locked(&self.in_flight).entry(key.clone()).or_default());
         let _first = lock.lock().await;
-        let known = locked(&self.ledger).verdict(&key).map(<[f64]>::to_vec);
+        let known = self.model.verdict(&key);
         let values = match known {
             Some(values) => Ok(values),
             None => self.asked(frame, vote, key.clone()).await,
@@ -201,7 +177,7 @@ impl Judge {
             }
             let request = ChatRequest {
                 messages: frame.messages(refused.as_deref()),
-                schema: frame.schema(),
+                schema: Some(frame.schema()),
                 temperature: self.config.temperature,
                 max_tokens: self.config.max_tokens,
                 seed: (u64::from(vote) << 32) | u64::from(attempt),
@@ -218,33 +194,15 @@ impl Judge {
         frame: &Frame,
         key: &str,
     ) -> Result<JudgeReply<Vec<f64>>, Unscored> {
-        let slot = self.slots.acquire().await;
-        let slot = slot.map_err(|e| Unscored::new(e.to_string()))?;
-        self.check_budget().await?;
-        let call = Call::begin(&self.ledger, request);
-        let answer = self.model.ask(request).await;
-        drop(slot);
-        let (heard, usage) = match answer {
-            Err(ChatError::Passing(why)) => (JudgeReply::Passing(why), Usage::default()),
-            Err(ChatError::Unheard(why)) => (JudgeReply::Passing(why), call.at_most),
-            Err(ChatError::Lasting(why)) => (JudgeReply::Lasting(why), Usage::default()),
-            Ok(answer) => {
-                let output = answer.text.len() as u64;
-                let uncounted = Usage {
-                    output,
-                    ..call.at_most
-                };
-                let usage = answer.usage.unwrap_or(uncounted);
-                (self.heard(frame, &answer), usage)
-            }
+        let read = |answer: ChatAnswer| {
+            let heard = self.heard(frame, &answer);
+            let verdict = match &heard {
+                JudgeReply::Verdict(values) => Some((key.to_owned(), values.clone())),
+                _ => None,
+            };
+            (heard, verdict)
         };
-        let verdict = match &heard {
-            JudgeReply::Verdict(values) => Some((key.to_owned(), values.clone())),
-            _ => None,
-        };
-        let booked = call.end(usage, verdict);
-        booked.map_err(|e| Unscored::new(format!("the judge's ledger: {e}")))?;
-        Ok(heard)
+        self.model.call(request, read).await.map_err(Unscored::new)
     }
 
     /// The verdict of an answer, or the reason why it is none. The reason of a cut answer is the limit.
@@ -259,63 +217,11 @@ impl Judge {
         }
     }
 
-    /// Goes on only while there is something left to spend.
-    async fn check_budget(&self) -> Result<(), Unscored> {
-        let reached = self.config.limits.reached(&self.spent());
-        let Some(why) = reached else { return Ok(()) };
-        let why = format!("{}: the budget is spent: {why}", self.config.name);
-        match &self.exhausted {
-            BudgetEnd::Unscored => Err(Unscored::new(why)),
-            BudgetEnd::Stop(stop) => {
-                stop(&why);
-                std::future::pending().await
-            }
-        }
-    }
-
     /// The weighted mean of the items, with each of them as a part.
     fn score_of(&self, values: &[f64]) -> Result<Score, Unscored> {
         let named = values.iter().enumerate();
         let parts = named.map(|(i, v)| (format!("item_{}", i + 1), *v));
         Score::with_parts(self.config.rubric.mean(values), parts.collect())
-    }
-}
-
-/// A call that is under way. If its caller is gone, as when its episode ends, it is booked with
-/// what it may cost: the model may have answered.
-struct Call<'a> {
-    ledger: &'a Mutex<Ledger>,
-    /// Maximum tokens, where the server counts none: a token has at least one byte.
-    at_most: Usage,
-    ended: bool,
-}
-
-impl<'a> Call<'a> {
-    fn begin(ledger: &'a Mutex<Ledger>, request: &ChatRequest) -> Self {
-        let bytes = request.messages.iter().map(|m| m.content.text_len() as u64);
-        Self {
-            ledger,
-            at_most: Usage {
-                input: bytes.sum(),
-                output: u64::from(request.max_tokens),
-            },
-            ended: false,
-        }
-    }
-
-    /// Books what it cost.
-    fn end(mut self, usage: Usage, verdict: Option<(String, Vec<f64>)>) -> io::Result<()> {
-        self.ended = true;
-        locked(self.ledger).book(usage, verdict)
-    }
-}
-
-impl Drop for Call<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            // It counts even if the file cannot be written, and no sample is left to report to.
-            let _ = locked(self.ledger).book(self.at_most, None);
-        }
     }
 }
 

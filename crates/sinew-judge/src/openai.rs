@@ -66,13 +66,13 @@ impl OpenAiChat {
             "max_tokens": request.max_tokens,
             "seed": request.seed,
         });
-        let format = match self.config.format {
-            AnswerFormat::JsonSchema => {
-                let schema = json!({"name": "verdict", "strict": true, "schema": request.schema});
+        let format = match (self.config.format, &request.schema) {
+            (AnswerFormat::JsonSchema, Some(schema)) => {
+                let schema = json!({"name": "verdict", "strict": true, "schema": schema});
                 json!({"type": "json_schema", "json_schema": schema})
             }
-            AnswerFormat::JsonObject => json!({"type": "json_object"}),
-            AnswerFormat::Text => return body,
+            (AnswerFormat::JsonObject, Some(_)) => json!({"type": "json_object"}),
+            (AnswerFormat::Text, _) | (_, None) => return body,
         };
         body["response_format"] = format;
         body
@@ -139,7 +139,7 @@ mod tests {
         };
         let request = ChatRequest {
             messages: vec![Message::new(Role::User, "hi".to_owned())],
-            schema: json!({"type": "object"}),
+            schema: Some(json!({"type": "object"})),
             temperature: 0.0,
             max_tokens: 9,
             seed: 4,
@@ -148,8 +148,8 @@ mod tests {
         assert_eq!(body["messages"], json!([{"role": "user", "content": "hi"}]));
         assert_eq!((&body["max_tokens"], &body["seed"]), (&json!(9), &json!(4)));
         assert_eq!(
-            body["response_format"]["json_schema"]["schema"],
-            request.schema
+            Some(&body["response_format"]["json_schema"]["schema"]),
+            request.schema.as_ref()
         );
         let body = chat(AnswerFormat::JsonObject).unwrap().body(&request);
         assert_eq!(body["response_format"]["type"], "json_object");

@@ -48,6 +48,10 @@ enum SandboxCommand {
         /// Only cases whose number and name contain this, or a range of numbers (31-45)
         #[arg(long, default_value = "")]
         filter: String,
+        /// Attack sandboxes with a writable root whose programs are root inside, with further cases;
+        /// for the container levels
+        #[arg(long)]
+        writable_root: bool,
         #[command(flatten)]
         at: AtLevel,
     },
@@ -94,7 +98,18 @@ impl Cli {
 impl SandboxCommand {
     fn run(&self) -> Result<(), LabError> {
         match self {
-            Self::Attack { filter, at } => attack_all(Level::parse(&at.level)?, filter, at),
+            Self::Attack {
+                filter,
+                writable_root,
+                at,
+            } => {
+                let level = Level::parse(&at.level)?;
+                if *writable_root {
+                    attack_writable(level, filter, at)
+                } else {
+                    attack_all(level, filter, at)
+                }
+            }
             Self::Leaks { loops, at } => count_leaks(Level::parse(&at.level)?, *loops, at.json),
             Self::Bench {
                 at,
@@ -145,6 +160,23 @@ fn attack_all(level: Level, filter: &str, at: &AtLevel) -> Result<(), LabError> 
         }
     };
     attacked.map_err(LabError::system)?;
+    table.finish()
+}
+
+/// The suite of a container level in the mode with a writable root.
+fn attack_writable(level: Level, filter: &str, at: &AtLevel) -> Result<(), LabError> {
+    if !matches!(level, Level::Container(_)) {
+        return Err(LabError::input(format!(
+            "--writable-root --level {}: allowed with container, crun, runc, docker and podman; other levels \
+             have no writable roots",
+            at.level
+        )));
+    }
+    let provider = levels::unpooled(level)?;
+    let mut table = Table::new(&at.level, at.json);
+    let mut on_row = |row| table.row(&row);
+    let attacked = attack::run_writable(provider.as_ref(), filter, &mut on_row);
+    runtime()?.block_on(attacked).map_err(LabError::system)?;
     table.finish()
 }
 

@@ -253,6 +253,7 @@ pub(crate) fn setup_of(spec: &SandboxSpec) -> Setup {
         python: Some("/usr/bin/python3".into()),
         warm_python: true,
         env: spec.env.clone(),
+        writable_root: None,
     }
 }
 
@@ -300,6 +301,7 @@ impl Inner {
         spec: &SandboxSpec,
         saved: Option<&Arc<Saved>>,
     ) -> Result<MicrovmSandbox, SandboxError> {
+        spec.refuse_writable_root("microvm")?;
         self.refuse(spec)?;
         let bytes = guest_bytes(spec)?;
         let permit = self.permit().await?;

@@ -117,6 +117,7 @@ impl MicrovmSandbox {
         request: ExecRequest,
         options: ExecOptions,
     ) -> Result<ExecResult, SandboxError> {
+        options.refuse_user_and_workdir()?;
         let began = Instant::now();
         let limits = self.spec.limits.clone();
         let machine = self.machine()?;

@@ -8,7 +8,7 @@
 //! | `server` | [`QueueServer`]: bounded calls with a token, waits that take no thread; [`QueueRoutes`]: its routes |
 //! | `client` | [`HttpQueue`]: the queue behind an address; lost answers are asked for again |
 //! | `wire`, `replies` | calls as bytes; answers that may be asked for twice |
-//! | `place` | [`open`]: a queue by its address or its folder |
+//! | `place` | [`open`]: a queue by the address of a server or a database, or its folder |
 //! | `feed` | [`Feed`]: ended episodes as rows, a group at a time |
 //! | `dead_letters` | rows that a person gives up on: [`bury`], [`listed`] |
 //! | `scorer` | [`score_rows`]: rows without a reward get one |

@@ -13,15 +13,16 @@ pub const QUEUE_NAME: &str = "episodes";
 /// Address of a queue, and how to reach it.
 #[derive(Clone)]
 pub struct Place {
-    /// An address that begins with `http://` or `https://`, or the folder of a store.
+    /// An address that begins with `http://` or `https://`, that of a database without a password, or the
+    /// folder of a store.
     pub queue: String,
-    /// Name of the queue in its folder; a server has only one.
+    /// Name of the queue in its folder or database; a server has only one.
     pub name: String,
-    /// Token for a server.
+    /// Token for a server, or password for a database.
     pub token: Option<String>,
     /// Longest wait for a server that does not answer.
     pub patience: Duration,
-    /// Limits for a queue in a folder.
+    /// Limits for a queue in a folder or a database.
     pub limits: QueueLimits,
 }
 
@@ -35,17 +36,27 @@ impl std::fmt::Debug for Place {
 }
 
 impl Place {
-    /// Whether it is behind an address.
+    /// Whether it is behind the address of `sinew queue serve`.
     pub fn is_remote(&self) -> bool {
         self.queue.starts_with("http://") || self.queue.starts_with("https://")
     }
+
+    /// Whether it is in a database.
+    pub fn is_database(&self) -> bool {
+        let schemes = ["postgres://", "postgresql://", "redis://", "rediss://"];
+        schemes.iter().any(|scheme| self.queue.starts_with(scheme))
+    }
 }
 
-/// Opens a queue: a client of a server, or the file in a folder, which no other process may have open.
+/// Opens a queue: a client of a server, a queue in a database, or the file in a folder, which no other process
+/// may have open.
 ///
 /// # Errors
-/// If an address has no token, or a file cannot be opened.
+/// If an address has no token, a database cannot be reached, or a file cannot be opened.
 pub fn open(place: &Place) -> Result<Arc<dyn Queue>, StoreError> {
+    if place.is_database() {
+        return in_database(place);
+    }
     if !place.is_remote() {
         let folder = Path::new(&place.queue);
         let queue = DiskQueue::in_store(folder, &place.name, place.limits, false)?;
@@ -60,4 +71,35 @@ pub fn open(place: &Place) -> Result<Arc<dyn Queue>, StoreError> {
     };
     let queue = HttpQueue::new(&place.queue, token, place.patience)?;
     Ok(Arc::new(queue))
+}
+
+#[cfg(feature = "databases")]
+fn in_database(place: &Place) -> Result<Arc<dyn Queue>, StoreError> {
+    use sinew_database::{Address, DatabaseOptions, open_queue};
+    use sinew_store::queue::LeaseClock;
+    let address = Address::new(&place.queue, place.token.as_deref())?;
+    let usual = DatabaseOptions::default();
+    let options = DatabaseOptions {
+        patience: place.patience,
+        first_patience: usual.first_patience.min(place.patience),
+        ..usual
+    };
+    let queue = open_queue(
+        &address,
+        &place.name,
+        place.limits,
+        options,
+        LeaseClock::Server,
+    )?;
+    Ok(Arc::new(queue))
+}
+
+#[cfg(not(feature = "databases"))]
+fn in_database(place: &Place) -> Result<Arc<dyn Queue>, StoreError> {
+    Err(StoreError::Remote {
+        url: place.queue.clone(),
+        reason: "this program was built without the feature `databases`\n  \
+                 hint: cargo build -p sinew --features databases (all of them: --features full)"
+            .into(),
+    })
 }

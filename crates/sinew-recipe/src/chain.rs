@@ -300,8 +300,7 @@ impl ChainPlan {
     /// and refers to other stages by their folders.
     ///
     /// The result is a recipe without `stage:`; in the stage's folder it is saved with the names of stages
-    /// ([`RunPlan::portable`]). If `eval.greedy` is left out, the model of the stage's plan
-    /// decides it, and not the folder from which the weights come.
+    /// ([`RunPlan::portable`]).
     ///
     /// # Panics
     /// If the chain has no stage `at`.
@@ -323,10 +322,6 @@ impl ChainPlan {
             *path = folder.join(name).display().to_string();
         }
         if let (Some(before), false) = (at.checked_sub(1), stage.own_model) {
-            // A value that follows from the kind of the model must not change with its source.
-            if plan.eval.temperature > 0.0 {
-                plan.eval.greedy = Some(plan.eval_greedy());
-            }
             // The renderer is that of the stage before, with its variables of the template.
             plan.model = ModelSection::pretrained(run_of(&self.stages[before].name));
         }

@@ -1,7 +1,8 @@
 //! `[data]`: data for training in place of the run's own episodes.
 
+use crate::RunPlan;
 use crate::rule::Rules;
-use crate::{RunPlan, StoreKind};
+use crate::store::{holds_password, is_database};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Advantage, GroupRepair};
@@ -55,12 +56,13 @@ pub enum DataSection {
     /// Rows of a queue of episodes: what `sinew collect --queue` and `sinew serve --queue` put there, and
     /// `sinew queue score` scored; each is trained once.
     Queue {
-        /// Address of `sinew queue serve`, or the folder of its store, which no other process may use.
+        /// Address of `sinew queue serve`; or of a database, `postgres://USER@HOST/DATABASE` or
+        /// `redis://HOST`; or the folder of the queue's store, which no other process may use.
         queue: String,
-        /// File with the token of the server.
+        /// File with the token of the server, or with the password of the database.
         #[serde(default)]
         token_file: Option<String>,
-        /// Name of the queue in a folder.
+        /// Name of the queue in a folder or a database.
         #[serde(default = "default_queue")]
         name: String,
         /// Name under which each row is trained once. Runs that share it share the rows; runs with names of
@@ -181,8 +183,8 @@ fn pool(plan: &RunPlan, section: &DataSection, rules: &mut Rules) {
     rules.custom(
         "store.type",
         format!("{:?}", plan.store.kind.name()),
-        "a run keeps what a pool gave it: use \"disk\"".into(),
-        plan.store.kind == StoreKind::Disk,
+        "a run keeps what a pool gave it: use \"disk\" or \"postgres\"".into(),
+        plan.store.kind.is_durable(),
     );
 }
 
@@ -199,11 +201,18 @@ fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &m
         return;
     };
     let http = queue.starts_with("http://") || queue.starts_with("https://");
+    rules.custom(
+        "data.queue",
+        "an address with a password",
+        "copies of a recipe are shown: give the password as data.token_file, PGPASSWORD or REDISCLI_AUTH".into(),
+        !(is_database(queue) && holds_password(queue)),
+    );
     rules.allowed(
         "data.queue",
         format!("{queue:?}"),
-        "the address of `sinew queue serve`, with data.token_file, or the folder of its store without",
-        http == token_file.is_some() && !queue.is_empty(),
+        "the address of `sinew queue serve`, with data.token_file, that of a database, or the folder of a store \
+         without it",
+        is_database(queue) || http == token_file.is_some() && !queue.is_empty(),
     );
     rules.custom(
         "data.type",
@@ -224,7 +233,7 @@ fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &m
     rules.custom(
         "store.type",
         format!("{:?}", plan.store.kind.name()),
-        "a run keeps what a queue gave it: use \"disk\"".into(),
-        plan.store.kind == StoreKind::Disk,
+        "a run keeps what a queue gave it: use \"disk\" or \"postgres\"".into(),
+        plan.store.kind.is_durable(),
     );
 }

@@ -1,8 +1,8 @@
 //! `[eval]`: the held-out measurement before and after.
 
+use crate::RunPlan;
 use crate::rule::Rules;
 use crate::section::section;
-use crate::{ModelSection, RunPlan};
 
 section! {
     /// The held-out measurement before and after.
@@ -16,9 +16,8 @@ section! {
         every: u64 = 0;
         /// Sampling temperature; 0: greedy.
         temperature: f32 = 1.0;
-        /// Also one greedy episode of each task, before and after: `greedy_success` next to
-        /// `success`. Left out: for pretrained models.
-        greedy: bool;
+        /// Also one greedy episode of each task, before and after: `greedy_success` next to `success`.
+        greedy: bool = true;
     }
 }
 
@@ -35,8 +34,7 @@ impl EvalPlan {
 impl RunPlan {
     /// Whether held-out tasks are also run greedily, in addition to the sampled episodes.
     pub fn eval_greedy(&self) -> bool {
-        let pretrained = matches!(self.model, ModelSection::Pretrained { .. });
-        self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(pretrained)
+        self.eval.temperature > 0.0 && self.eval.greedy
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::rule::Rules;
 use crate::section::choice;
-use crate::{RewardSection, RunPlan, StoreKind};
+use crate::{RewardSection, RunPlan};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_agents::Agent;
@@ -550,8 +550,8 @@ fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
     rules.custom(
         "store.type",
         format!("{:?}", plan.store.kind.name()),
-        "what agents did cannot be done again: use \"disk\"".into(),
-        plan.store.kind == StoreKind::Disk,
+        "what agents did cannot be done again: use \"disk\" or \"postgres\"".into(),
+        plan.store.kind.is_durable(),
     );
     let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
     rules.custom(

@@ -266,7 +266,12 @@ impl JudgePlan {
             self.votes == 1 || self.temperature > 0.0,
         );
         rules.seconds("judge.timeout_s", self.timeout_s);
-        self.budget_rules(rules);
+        budget_rules(
+            rules,
+            "judge",
+            [self.max_calls, self.max_total_tokens],
+            (self.max_cost, self.price),
+        );
     }
 
     /// Adds the rules of the items. Items of a file are checked when the file is read.
@@ -297,29 +302,31 @@ impl JudgePlan {
             rules.allowed("judge.rubric", weight, allowed, holds);
         }
     }
+}
 
-    /// Adds the rules of the run's limits. A cost limit needs a price above 0 for questions or for answers,
-    /// since it would otherwise never be reached.
-    fn budget_rules(&self, rules: &mut Rules) {
-        for (key, limit) in [
-            ("judge.max_calls", self.max_calls),
-            ("judge.max_total_tokens", self.max_total_tokens),
-        ] {
-            rules.one_or_more(key, limit.unwrap_or(1));
-        }
-        let reason = "has no effect without max_cost; remove it".to_owned();
-        rules.unused("judge.price", reason, self.max_cost.is_some());
-        let Some(cost) = self.max_cost else { return };
-        let holds = cost.is_finite() && cost > 0.0;
-        rules.allowed("judge.max_cost", cost, "a finite number above 0", holds);
-        let price = self.price.unwrap_or_default();
-        rules.allowed(
-            "judge.price",
-            format!("{price:?}"),
-            "the price of a million tokens of questions and of answers, such as [0.15, 0.6]: max_cost needs it",
-            price.iter().all(|p| p.is_finite() && *p >= 0.0) && price.iter().any(|p| *p > 0.0),
-        );
-    }
+/// Adds the rules of a run's limits of a table's calls and tokens, and of its cost with its price. A cost
+/// limit needs a price above 0 for questions or for answers, since it would otherwise never be reached.
+pub(crate) fn budget_rules(
+    rules: &mut Rules,
+    table: &str,
+    [calls, tokens]: [Option<u64>; 2],
+    (cost, price): (Option<f64>, Option<[f64; 2]>),
+) {
+    rules.one_or_more(&format!("{table}.max_calls"), calls.unwrap_or(1));
+    rules.one_or_more(&format!("{table}.max_total_tokens"), tokens.unwrap_or(1));
+    let reason = "has no effect without max_cost; remove it".to_owned();
+    rules.unused(&format!("{table}.price"), reason, cost.is_some());
+    let Some(cost) = cost else { return };
+    let holds = cost.is_finite() && cost > 0.0;
+    let key = format!("{table}.max_cost");
+    rules.allowed(&key, cost, "a finite number above 0", holds);
+    let price = price.unwrap_or_default();
+    rules.allowed(
+        &format!("{table}.price"),
+        format!("{price:?}"),
+        "the price of a million tokens of questions and of answers, such as [0.15, 0.6]: max_cost needs it",
+        price.iter().all(|p| p.is_finite() && *p >= 0.0) && price.iter().any(|p| *p > 0.0),
+    );
 }
 
 #[cfg(test)]

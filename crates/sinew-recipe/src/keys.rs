@@ -13,6 +13,7 @@ use crate::tasks::{TasksKeys, tasks_or_source};
 use crate::train::TrainKeys;
 use crate::trainer::TrainerKeys;
 use crate::trust::TrustKeys;
+use crate::user::UserKeys;
 use crate::{DataSection, EnvSection, HarnessSection, ModelSection, RunPlan, env};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,8 @@ pub(crate) struct RecipeKeys {
     /// Models that grade answers, by a name that `reward` uses as `"judge.NAME"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     judge: Option<JudgesKeys>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user: Option<UserKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rollout: Option<RolloutKeys>,
     /// The algorithm that turns episodes into training signal: its name, and what differs from it. Left
@@ -111,6 +114,7 @@ impl RecipeKeys {
             tasks: self.tasks.unwrap_or_default().resolve(),
             reward: self.reward,
             judges: judge::resolve(self.judge.unwrap_or_default()),
+            user: self.user.map(UserKeys::resolve),
             rollout: self.rollout.unwrap_or_default().resolve(),
             algorithm: self
                 .algorithm
@@ -142,6 +146,7 @@ impl RecipeKeys {
             tasks: Some(plan.tasks.keys()),
             reward: plan.reward.clone(),
             judge: judge::keys(&plan.judges, unused),
+            user: plan.user.as_ref().map(crate::UserPlan::keys),
             rollout: Some(plan.rollout.keys()),
             algorithm: Some(plan.algorithm.clone()),
             critic: plan.critic.as_ref().map(crate::CriticPlan::keys),
@@ -165,6 +170,7 @@ impl RecipeKeys {
         self.sandbox.iter_mut().for_each(|t| t.leave_out(unused));
         self.tasks.iter_mut().for_each(|t| t.leave_out(unused));
         self.rollout.iter_mut().for_each(|t| t.leave_out(unused));
+        self.user.iter_mut().for_each(|t| t.leave_out(unused));
         self.critic.iter_mut().for_each(|t| t.leave_out(unused));
         self.train.iter_mut().for_each(|t| t.leave_out(unused));
         self.trainer.iter_mut().for_each(|t| t.leave_out(unused));

@@ -205,7 +205,9 @@ impl LaunchPlan {
             ("sandbox", &self.sandbox),
             ("scorer", &self.scorer),
         ];
-        let given = kinds.into_iter().filter_map(|(name, role)| Some((name, role.as_ref()?)));
+        let given = kinds
+            .into_iter()
+            .filter_map(|(name, role)| Some((name, role.as_ref()?)));
         given.collect()
     }
 }
@@ -228,7 +230,12 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     }
     if let Some(scale) = &launch.autoscale {
         let above = |x: f64| x.is_finite() && x > 0.0;
-        rules.allowed("launch.autoscale.queue", scale.queue, "a number above 0", above(scale.queue));
+        rules.allowed(
+            "launch.autoscale.queue",
+            scale.queue,
+            "a number above 0",
+            above(scale.queue),
+        );
         rules.seconds("launch.autoscale.idle_s", scale.idle_s);
         rules.seconds("launch.autoscale.cooldown_s", scale.cooldown_s);
         let cost = scale.max_cost_per_hour.unwrap_or(1.0);
@@ -245,9 +252,21 @@ fn needed(launch: &LaunchPlan, rules: &mut Rules) {
     let ray = launch.ray.as_ref().and_then(|ray| ray.url.as_ref());
     let image = launch.kubernetes.as_ref().and_then(|k| k.image.as_ref());
     let needs = [
-        (LaunchOn::Hosts, launch.hosts.is_some(), "launch.hosts, a file with addresses"),
-        (LaunchOn::Ray, ray.is_some(), "launch.ray.url, the address of the head"),
-        (LaunchOn::Kubernetes, image.is_some(), "launch.kubernetes.image"),
+        (
+            LaunchOn::Hosts,
+            launch.hosts.is_some(),
+            "launch.hosts, a file with addresses",
+        ),
+        (
+            LaunchOn::Ray,
+            ray.is_some(),
+            "launch.ray.url, the address of the head",
+        ),
+        (
+            LaunchOn::Kubernetes,
+            image.is_some(),
+            "launch.kubernetes.image",
+        ),
     ];
     for (on, has, needed) in needs {
         let allowed = format!("\"{on}\" together with {needed}");
@@ -272,7 +291,12 @@ fn of_role(name: &str, role: &RoleSection, autoscaled: bool, rules: &mut Rules) 
     let (min, max) = (role.min.unwrap_or(0), role.max.unwrap_or(MAX_ROLES));
     let both = role.min.is_some() == role.max.is_some();
     let allowed = format!("min and max together, min at most max, max at most {MAX_ROLES}");
-    rules.allowed(&key("min"), min, &allowed, both && min <= max && max <= MAX_ROLES);
+    rules.allowed(
+        &key("min"),
+        min,
+        &allowed,
+        both && min <= max && max <= MAX_ROLES,
+    );
 }
 
 #[cfg(test)]
@@ -296,7 +320,10 @@ mod tests {
         let launch = plan.launch.as_ref().unwrap();
         assert_eq!(launch.on, LaunchOn::Local);
         let roles = launch.roles();
-        assert_eq!((roles.len(), roles[0].0, roles[0].1.count), (1, "rollout", 4));
+        assert_eq!(
+            (roles.len(), roles[0].0, roles[0].1.count),
+            (1, "rollout", 4)
+        );
         assert_eq!(plan.hash().unwrap(), parse("").unwrap().hash().unwrap());
         let written = toml::to_string(&plan).unwrap();
         let again = RunPlan::parse(Path::new("r.toml"), &written, ALL).unwrap();
@@ -313,7 +340,10 @@ mod tests {
             ("restarts = 0", "1 to 1000"),
             ("[launch.engine]\ncount = 2000", "0 to 1024"),
             ("[launch.engine]\nmin = 1\nmax = 2", "launch.autoscale"),
-            ("[launch.engine]\nmin = 3\nmax = 2\n[launch.autoscale]", "min at most max"),
+            (
+                "[launch.engine]\nmin = 3\nmax = 2\n[launch.autoscale]",
+                "min at most max",
+            ),
             ("[launch.autoscale]", "min and max"),
             ("[launch.owner]\ncount = 2", "one owner"),
             ("[launch.gpu]", "gpu"),

@@ -70,6 +70,7 @@ mod trainer;
 mod trust;
 mod typed;
 mod urls;
+mod user;
 
 pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};
@@ -88,10 +89,11 @@ pub use inputs::MissingInput;
 pub use judge::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RubricItem, RubricSource, WeightedItem,
 };
-pub use launch::{
-    AutoscaleSection, KubernetesSection, LaunchOn, LaunchPlan, RaySection, RoleSection, SlurmSection,
-};
 pub use late::{LateAfter, LateNames, LateSection};
+pub use launch::{
+    AutoscaleSection, KubernetesSection, LaunchOn, LaunchPlan, RaySection, RoleSection,
+    SlurmSection,
+};
 pub use messages::explain;
 pub use mode::TrainMode;
 pub use model::{CriticPlan, ModelSection, ScoringModel, TemplateOptions};
@@ -103,7 +105,7 @@ pub use rollout::{
 };
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, SandboxPlan};
 pub use schema::{json_schema, markdown};
-pub use store::{StoreKind, StorePlan};
+pub use store::{StoreKind, StorePlan, is_database};
 pub use tasks::{HeldOut, TaskOrder, TasksPlan};
 pub use tinker::TINKER;
 pub use train::{LoraSection, LrSchedule, TrainPlan};
@@ -112,6 +114,7 @@ pub use trainer::{
 };
 pub use trust::TrustPlan;
 pub use urls::Urls;
+pub use user::UserPlan;
 
 use sinew_algo::AlgorithmConfig;
 use std::collections::BTreeMap;
@@ -151,6 +154,8 @@ pub struct RunPlan {
     pub reward: Option<RewardSection>,
     /// Judges, by the names that `reward` uses.
     pub judges: BTreeMap<String, JudgePlan>,
+    /// The model that plays a simulated user.
+    pub user: Option<UserPlan>,
     /// Size of a batch, limits and sampling of its episodes.
     pub rollout: RolloutPlan,
     /// The algorithm's keys as written; [`RunPlan::algorithm`] builds the algorithm.
@@ -191,7 +196,7 @@ mod schema_tests;
 #[cfg(test)]
 pub(crate) const ALL: sinew_env::Registry = sinew_env::Registry::new(&KINDS);
 #[cfg(test)]
-static KINDS: [&sinew_env::EnvKind; 8] = [
+static KINDS: [&sinew_env::EnvKind; 9] = [
     &sinew_env::chat::KIND,
     &sinew_env::math::KIND,
     &sinew_env::tiny::KIND,
@@ -200,6 +205,7 @@ static KINDS: [&sinew_env::EnvKind; 8] = [
     &sinew_bridge::MCP_KIND,
     &sinew_peers::OPENENV_KIND,
     &sinew_peers::NEMO_KIND,
+    &sinew_harbor::KIND,
 ];
 #[cfg(test)]
 mod tests;

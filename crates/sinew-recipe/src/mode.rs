@@ -5,7 +5,7 @@
 
 use crate::rule::Rules;
 use crate::section::choice;
-use crate::{LateAfter, LateSection, RunPlan, StoreKind};
+use crate::{LateAfter, LateSection, RunPlan};
 use sinew_algo::Algorithm;
 
 choice! {
@@ -92,8 +92,9 @@ fn overlaps(plan: &RunPlan, rules: &mut Rules) {
         plan.rollout.cross_policy.is_none(),
     );
     needs(
-        "needs store.type = \"disk\": a session that goes on takes up the episodes that were not trained yet",
-        plan.store.kind == StoreKind::Disk,
+        "needs store.type = \"disk\" or \"postgres\": a session that goes on takes up the episodes that were not \
+         trained yet",
+        plan.store.kind.is_durable(),
     );
     if let Some(late) = late {
         late_groups(plan, late, rules);

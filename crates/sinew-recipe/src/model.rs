@@ -186,7 +186,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         .iter()
         .any(|of| plan.model_source().starts_with(of));
     // Tasks of a user's own may be anything: a model from scratch reads and writes them as bytes.
-    let bytes = scratch && plan.env.needs().rows;
+    let own_tasks = plan.env.needs().rows || env == "harbor";
+    let bytes = scratch && own_tasks;
     rules.custom(
         "model.type",
         kind,

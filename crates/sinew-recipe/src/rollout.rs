@@ -434,5 +434,7 @@ fn turns(plan: &RunPlan, rules: &mut Rules) {
         "has no effect: the turns of programs and live agents cannot be replayed; remove it";
     rules.unused("rollout.resume", reason.into(), own);
     let reason = "has no effect: a program's sandbox starts within harness.timeout_s; remove it";
-    rules.unused("rollout.boot_timeout_s", reason.into(), own);
+    let mut members = plan.env.members().iter();
+    let hosted = members.any(|m| m.config().machines());
+    rules.unused("rollout.boot_timeout_s", reason.into(), own || hosted);
 }

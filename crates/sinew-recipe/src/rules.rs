@@ -20,6 +20,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::tasks::rules(plan, &mut rules);
     crate::reward::rules(plan, &mut rules);
     crate::judge::rules(plan, &mut rules);
+    crate::user::rules(plan, &mut rules);
     crate::rollout::rules(plan, &mut rules);
     crate::train::rules(plan, &mut rules);
     crate::trainer::rules(plan, &mut rules);
@@ -30,6 +31,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::tinker::rules(plan, &mut rules);
     plan.store.ranges(&mut rules);
     crate::launch::rules(plan, &mut rules);
+    crate::store::rules(plan, &mut rules);
     crate::data::rules(plan, &mut rules);
     rules.0
 }

@@ -68,7 +68,8 @@ section! {
         /// Maximum number of sandboxes at a time.
         max_sandboxes: usize = 64, in 1 to 16_384;
         /// Root of sandboxes, for `process` and `container`: an image of a registry
-        /// (`registry:HOST/NAME:TAG`, or `@sha256:DIGEST`), an OCI layout, a tar file of one or of
+        /// (`registry:HOST/NAME:TAG`, or `@sha256:DIGEST`), a build of `sinew sandbox image build`
+        /// (`built:TAG`), an image of a local engine (`local:NAME`), an OCI layout, a tar file of one or of
         /// `docker save` (`:TAG` after it where it holds several), or a folder that is a root
         /// already; for `container` also a tar file of a root, or an image that Docker or Podman
         /// has. With `server`: the name of one of its images. Left out: the system folders of the host.

@@ -8,8 +8,8 @@
 
 use crate::keys::RecipeKeys;
 use crate::{
-    EnginePlan, EvalPlan, JudgePlan, LaunchPlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan, TrainPlan,
-    TrustPlan,
+    EnginePlan, EvalPlan, JudgePlan, LaunchPlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan,
+    TrainPlan, TrustPlan, UserPlan,
 };
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
@@ -35,6 +35,7 @@ pub(crate) fn run_schema(registry: Registry) -> Value {
     let defaults = [
         ("sandbox", table(SandboxPlan::default().keys())),
         ("tasks", table(TasksPlan::default().keys())),
+        ("user", table(UserPlan::default().keys())),
         ("rollout", table(RolloutPlan::default().keys())),
         ("train", table(TrainPlan::default().keys())),
         ("trust", table(TrustPlan::default().keys())),

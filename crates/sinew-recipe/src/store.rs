@@ -1,5 +1,7 @@
 //! `[store]`: where traces are kept.
 
+use crate::RunPlan;
+use crate::rule::Rules;
 use crate::section::{choice, section};
 
 choice! {
@@ -9,6 +11,8 @@ choice! {
         Disk = "disk",
         /// In memory, up to 4 GiB; gone with the process.
         Memory = "memory",
+        /// In PostgreSQL, for runs whose processes are on several hosts.
+        Postgres = "postgres",
     }
 }
 
@@ -17,5 +21,86 @@ section! {
     StoreKeys => StorePlan, "store" {
         /// The place of traces.
         kind as "type": StoreKind = StoreKind::Disk;
+        /// Address of the database, `postgres://USER@HOST/DATABASE`, without a password: that comes from the
+        /// environment variable `PGPASSWORD`. Only with `type = "postgres"`, like the keys below.
+        url: String;
+        /// File whose first line is the address, which may contain a password there. In the place of `url`.
+        url_file: String;
+        /// Name of the store in the database, 1 to 48 letters, digits, `-` and `_`. Left out: the name of the
+        /// run's folder.
+        name: String;
+        /// Place of the traces themselves, `s3://BUCKET/PREFIX` or `file:///FOLDER`; keys of S3 come from the
+        /// environment variables `AWS_*`. Left out: the database.
+        payloads: String;
     }
+}
+
+impl StoreKind {
+    /// Whether what is stored outlives the process.
+    pub fn is_durable(self) -> bool {
+        match self {
+            Self::Disk | Self::Postgres => true,
+            Self::Memory => false,
+        }
+    }
+}
+
+/// Whether a text is the address of a database.
+pub fn is_database(url: &str) -> bool {
+    let schemes = ["postgres://", "postgresql://", "redis://", "rediss://"];
+    schemes.iter().any(|scheme| url.starts_with(scheme))
+}
+
+/// Whether an address contains a password, which a recipe must not: its copies are shown.
+pub(crate) fn holds_password(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let user = rest.rsplit_once('@').map(|(user, _)| user);
+    user.is_some_and(|user| user.contains(':')) || rest.contains("password=")
+}
+
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let store = &plan.store;
+    let postgres = store.kind == StoreKind::Postgres;
+    for key in ["url", "url_file", "name", "payloads"] {
+        let reason =
+            "has no effect without store.type = \"postgres\"; remove it, or set that".to_owned();
+        rules.unused(&format!("store.{key}"), reason, postgres);
+    }
+    if !postgres {
+        return;
+    }
+    rules.custom(
+        "store.type",
+        "\"postgres\"",
+        "needs store.url or store.url_file, one of them".into(),
+        store.url.is_some() != store.url_file.is_some(),
+    );
+    let url = store.url.as_deref().unwrap_or("postgres://");
+    rules.custom(
+        "store.url",
+        "an address with a password",
+        "copies of a recipe are shown: give the password as PGPASSWORD, or the address as store.url_file".into(),
+        !holds_password(url),
+    );
+    rules.allowed(
+        "store.url",
+        "an address",
+        "postgres://USER@HOST/DATABASE",
+        url.starts_with("postgres://") || url.starts_with("postgresql://"),
+    );
+    let name = store.name.as_deref().unwrap_or("run");
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    rules.allowed(
+        "store.name",
+        format!("{name:?}"),
+        "1 to 48 letters, digits, - and _",
+        (1..=48).contains(&name.len()) && name.chars().all(fits),
+    );
+    let place = store.payloads.as_deref().unwrap_or("file:///");
+    rules.allowed(
+        "store.payloads",
+        format!("{place:?}"),
+        "s3://BUCKET/PREFIX or file:///FOLDER",
+        place.starts_with("file:///") || place.len() > 5 && place.starts_with("s3://"),
+    );
 }

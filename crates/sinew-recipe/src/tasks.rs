@@ -41,10 +41,10 @@ section! {
     /// The tasks of a run: rows of a user's own, and the order in which tasks are drawn. A file or folder
     /// alone, such as `tasks = "tasks.jsonl"`, is the key `source`.
     TasksKeys => TasksPlan, "tasks" {
-        /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files or of
-        /// folders with `task.toml`, a data set of the Hugging Face hub as
-        /// `hf:ORG/NAME[/CONFIGURATION][:SPLIT]`, or a Python function as `gen.py:rows`. Paths are relative
-        /// to the current folder. Left out: the environment's own tasks.
+        /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files, a data
+        /// set of the Hugging Face hub as `hf:ORG/NAME[/CONFIGURATION][:SPLIT]`, or a Python function as
+        /// `gen.py:rows`. Paths are relative to the current folder. Folders with `task.toml` are tasks of
+        /// `env.type = "harbor"`. Left out: the environment's own tasks.
         source: String;
         /// Held-out split: a share of the rows, above 0, or a source of its own. 1 holds out all of them, for
         /// `sinew eval`. Left out: the source's own one, which a folder with files named `train…` and

@@ -49,7 +49,7 @@ mod values;
 mod write;
 
 pub use bare::control_tokens;
-pub use bytes_chat::byte_renderer;
+pub use bytes_chat::{byte_conversation, byte_renderer, byte_turn};
 pub use chat::{ChatConfig, ChatRenderer, Shows};
 pub use conformance::{
     ConformanceReport, ConformanceStep, MockTrajectory, Rewrite, conformance_check,

@@ -20,6 +20,8 @@ pub enum ProjectKind {
     Agent,
     /// A service with a model behind it, which runs already
     Service,
+    /// Task folders in the format of Harbor, whose verifiers give the reward
+    Harbor,
 }
 
 /// A model from scratch that learns the projects in seconds.
@@ -74,6 +76,7 @@ impl ProjectKind {
                 score,
                 test,
             ],
+            Self::Harbor => harbor(),
             Self::Service => vec![
                 (
                     "recipe.toml",
@@ -88,6 +91,11 @@ impl ProjectKind {
                 test,
             ],
         }
+    }
+
+    /// The model of a project that names none, where a tiny one could not learn it.
+    fn usual_model(self) -> Option<&'static str> {
+        (self == Self::Harbor).then_some(FROM_MODEL)
     }
 
     /// The files in words.
@@ -105,6 +113,10 @@ impl ProjectKind {
             Self::Service => {
                 "`service.py` is the agent, which is never restarted: it is asked for each task, and its calls of the \
                  model are trained. `tasks.jsonl` has the tasks, `score.py` the reward of its answer."
+            }
+            Self::Harbor => {
+                "`tasks/` has a folder for each task: `instruction.md`, the files of its world in `environment`, the \
+                 verifier in `tests`, which the agent never sees, and a solution."
             }
         }
     }
@@ -140,8 +152,69 @@ impl ProjectKind {
                 check,
                 train,
             ],
+            Self::Harbor => vec![
+                (
+                    "sinew env check tasks --all",
+                    "solutions pass, doing nothing does not",
+                ),
+                check,
+                train,
+            ],
         }
     }
+}
+
+/// Recipe and two tasks in the format of Harbor.
+fn harbor() -> Vec<(&'static str, &'static str)> {
+    let dockerfile = include_str!("../templates/harbor/Dockerfile");
+    vec![
+        (
+            "recipe.toml",
+            include_str!("../templates/harbor/recipe.toml"),
+        ),
+        (
+            "tasks/count-001/task.toml",
+            include_str!("../templates/harbor/count.task.toml"),
+        ),
+        (
+            "tasks/count-001/instruction.md",
+            include_str!("../templates/harbor/count.md"),
+        ),
+        ("tasks/count-001/environment/Dockerfile", dockerfile),
+        (
+            "tasks/count-001/environment/files/words.txt",
+            include_str!("../templates/harbor/words.txt"),
+        ),
+        (
+            "tasks/count-001/tests/test.sh",
+            include_str!("../templates/harbor/count.test.sh"),
+        ),
+        (
+            "tasks/count-001/solution/solve.sh",
+            include_str!("../templates/harbor/count.solve.sh"),
+        ),
+        (
+            "tasks/rename-001/task.toml",
+            include_str!("../templates/harbor/rename.task.toml"),
+        ),
+        (
+            "tasks/rename-001/instruction.md",
+            include_str!("../templates/harbor/rename.md"),
+        ),
+        ("tasks/rename-001/environment/Dockerfile", dockerfile),
+        (
+            "tasks/rename-001/environment/files/draft.txt",
+            include_str!("../templates/harbor/draft.txt"),
+        ),
+        (
+            "tasks/rename-001/tests/test.sh",
+            include_str!("../templates/harbor/rename.test.sh"),
+        ),
+        (
+            "tasks/rename-001/solution/solve.sh",
+            include_str!("../templates/harbor/rename.solve.sh"),
+        ),
+    ]
 }
 
 /// Reason why a project was not written.
@@ -167,7 +240,7 @@ pub fn init(
     start: ProjectKind,
     model: Option<&str>,
 ) -> Result<Vec<String>, InitError> {
-    let (model, rest, about) = match model {
+    let (model, rest, about) = match model.or(start.usual_model()) {
         None => (
             SCRATCH.to_owned(),
             SCRATCH_REST.to_owned(),

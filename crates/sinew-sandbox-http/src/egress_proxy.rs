@@ -24,8 +24,9 @@ use sinew_egress::{
     environment,
 };
 use sinew_sandbox::{
-    ExecOptions, ExecRequest, ExecResult, Network, Protection, Sandbox, SandboxError,
-    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Terminal, next_of_owner,
+    Entry, ExecOptions, ExecRequest, ExecResult, Network, Protection, Sandbox, SandboxError,
+    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Terminal, UploadOptions,
+    next_of_owner,
 };
 use std::fs::File;
 use std::net::TcpListener;
@@ -329,6 +330,23 @@ impl Sandbox for Guarded {
 
     fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>> {
         self.inner.read_file(path, max_bytes)
+    }
+
+    fn upload<'a>(
+        &'a mut self,
+        to: &'a str,
+        entries: &'a [Entry],
+        options: &'a UploadOptions,
+    ) -> SandboxFuture<'a, ()> {
+        self.inner.upload(to, entries, options)
+    }
+
+    fn download<'a>(
+        &'a mut self,
+        path: &'a str,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, Option<Vec<Entry>>> {
+        self.inner.download(path, max_bytes)
     }
 
     fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {

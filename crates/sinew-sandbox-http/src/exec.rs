@@ -58,6 +58,7 @@ async fn run(
     let options = ExecOptions {
         env: api::env(&body.env)?,
         output,
+        ..ExecOptions::default()
     };
     let (entry, mut guard) = service.lock_sandbox(owner, id, deadline)?;
     let sandbox = guard.as_mut().ok_or(ApiError::Gone)?;

@@ -10,6 +10,7 @@
 
 pub mod archive;
 mod characters;
+pub mod folder;
 pub mod guest;
 mod null;
 mod owner;
@@ -20,13 +21,15 @@ mod program;
 mod timed;
 
 pub use characters::Characters;
+pub use guest::{Entry, EntryKind};
 pub use null::NullProvider;
 pub use owner::{next_of_owner, owned};
 pub use pool::{Pool, PoolConfig, PoolStats};
 pub use port::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream,
     Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
-    SandboxStats, Snapshot, Terminal, TerminalInput, TerminalSize, Usage,
+    SandboxStats, Snapshot, Terminal, TerminalInput, TerminalSize, UploadOptions, Usage,
+    WritableRoot,
 };
 pub use process::{ProcessConfig, ProcessProvider, enter_network, seccomp_filter};
 pub use program::{JAIL, jail_program};

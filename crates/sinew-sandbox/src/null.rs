@@ -42,6 +42,7 @@ impl SandboxProvider for NullProvider {
 
     fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>> {
         Box::pin(async move {
+            spec.refuse_writable_root("null")?;
             if spec.strict {
                 return Err(SandboxError::NotEnforced {
                     missing: "isolation: the null sandbox isolates nothing".into(),

@@ -1,5 +1,6 @@
 //! The `Sandbox` port: the operations of every level of isolation.
 
+use crate::guest::Entry;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 pub use sinew_jail::spec::{Limits, Network, Protection};
@@ -17,6 +18,51 @@ pub struct SandboxSpec {
     pub strict: bool,
     /// Network that it has.
     pub network: Network,
+    /// Layer that takes what is written anywhere. `None`: only the work folder and `/tmp` can be written.
+    pub writable_root: Option<WritableRoot>,
+}
+
+impl SandboxSpec {
+    /// Refuses a writable root, for levels that have none.
+    ///
+    /// # Errors
+    /// [`SandboxError::Request`] with the level.
+    pub fn refuse_writable_root(&self, level: &str) -> Result<(), SandboxError> {
+        match &self.writable_root {
+            None => Ok(()),
+            Some(root) => Err(SandboxError::Request {
+                field: "writable_root",
+                value: format!("{} bytes at level {level}", root.bytes),
+                allowed:
+                    "only level container has writable roots; use sandbox.level = \"container\" \
+                          with an image, or leave it out"
+                        .into(),
+            }),
+        }
+    }
+}
+
+/// Layer above the image of a sandbox, which ends with the sandbox. Programs can write everywhere, and may
+/// run as root of the sandbox, who has no rights outside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WritableRoot {
+    /// Bytes of the layer. Where it is in memory, they count towards [`Limits::memory_bytes`], too.
+    pub bytes: u64,
+    /// User of programs that name none: a name or number of the image, or two with a colon between them for
+    /// user and group.
+    pub user: String,
+    /// Absolute path of the folder in which programs start.
+    pub workdir: String,
+}
+
+impl Default for WritableRoot {
+    fn default() -> Self {
+        Self {
+            bytes: 1 << 30,
+            user: "root".into(),
+            workdir: "/".into(),
+        }
+    }
 }
 
 /// Program to run.
@@ -49,6 +95,43 @@ pub struct ExecOptions {
     /// Gets output as it comes, in addition to the result; the same bound holds. A full
     /// channel holds the program back; a closed one is ignored.
     pub output: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
+    /// User of this execution, in the form of [`WritableRoot::user`]. Needs a writable root.
+    pub user: Option<String>,
+    /// Folder in which it starts, in the form of [`WritableRoot::workdir`]. Needs a writable root.
+    pub workdir: Option<String>,
+}
+
+impl ExecOptions {
+    /// Refuses a chosen user or folder, for sandboxes that have one of each.
+    ///
+    /// # Errors
+    /// [`SandboxError::Request`] with the option.
+    pub fn refuse_user_and_workdir(&self) -> Result<(), SandboxError> {
+        let options = [("user", &self.user), ("workdir", &self.workdir)];
+        match options
+            .into_iter()
+            .find_map(|(f, v)| Some((f, v.as_ref()?)))
+        {
+            None => Ok(()),
+            Some((field, value)) => Err(SandboxError::Request {
+                field,
+                value: format!("{value:?}"),
+                allowed:
+                    "it can be chosen in sandboxes with a writable root only; leave it out, or set \
+                          writable_root at level container"
+                        .into(),
+            }),
+        }
+    }
+}
+
+/// Options of [`Sandbox::upload`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UploadOptions {
+    /// Owner of what is made, in the form of [`WritableRoot::user`]. `None`: root.
+    pub user: Option<String>,
+    /// Remove what is at the path first.
+    pub replace: bool,
 }
 
 /// Size of a terminal, in characters.
@@ -302,6 +385,30 @@ pub trait Sandbox: Send {
     /// Reads a regular file below the work folder, at most `max_bytes`. Links are not followed.
     fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>>;
 
+    /// Puts entries below a folder, which is made if it is missing, by its absolute path. Files and links
+    /// that are there already are replaced. No part of a path may be a link. Needs a writable root.
+    fn upload<'a>(
+        &'a mut self,
+        to: &'a str,
+        entries: &'a [Entry],
+        options: &'a UploadOptions,
+    ) -> SandboxFuture<'a, ()> {
+        let _ = (to, entries, options);
+        unsupported("take files at absolute paths without a writable root")
+    }
+
+    /// The entries below a folder by its absolute path, at most `max_bytes` of content; a regular file gives
+    /// one entry with its name. `None` if nothing is there. Devices, pipes and sockets are left out. No part
+    /// of the path may be a link. Needs a writable root.
+    fn download<'a>(
+        &'a mut self,
+        path: &'a str,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, Option<Vec<Entry>>> {
+        let _ = (path, max_bytes);
+        unsupported("give files at absolute paths without a writable root")
+    }
+
     /// Same as [`Sandbox::exec`], with environment variables for this execution and with output as it comes.
     fn exec_with(
         &mut self,
@@ -435,5 +542,36 @@ fn in_file(operation: &str, e: &std::io::Error) -> SandboxError {
     SandboxError::Io {
         operation: operation.into(),
         message: e.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_without_writable_roots_refuse_them_by_name() {
+        let mut spec = SandboxSpec::default();
+        spec.refuse_writable_root("process").unwrap();
+        spec.writable_root = Some(WritableRoot::default());
+        let refused = spec.refuse_writable_root("process").unwrap_err();
+        let text = refused.to_string();
+        assert!(
+            text.contains("level process") && text.contains("level container"),
+            "{text}"
+        );
+        ExecOptions::default().refuse_user_and_workdir().unwrap();
+        let options = ExecOptions {
+            workdir: Some("/app".into()),
+            ..ExecOptions::default()
+        };
+        let refused = options.refuse_user_and_workdir().unwrap_err();
+        assert!(matches!(
+            refused,
+            SandboxError::Request {
+                field: "workdir",
+                ..
+            }
+        ));
     }
 }

@@ -1,7 +1,8 @@
 //! Errors of a store.
 //!
 //! Callers should distinguish two kinds. After a refusal (full, conflict, unknown episode) the store can
-//! still be used. After damage (`Corrupt`, `Damaged`, `LostQueue`, `LostFence`) the user has to decide.
+//! still be used. After damage (`Corrupt`, `Damaged`, `LostQueue`, `LostFence`, `QueueLog`, `Payload`) the
+//! user has to decide.
 
 use crate::damage::Loss;
 use crate::schema;
@@ -145,6 +146,16 @@ pub enum StoreError {
     #[error("the queue at {url}: {reason}")]
     /// A queue in another process does not respond, or its response is invalid.
     Remote { url: String, reason: String },
+    /// The log of a queue in a server has contents that no version of this program writes.
+    #[error("the log of a queue cannot be read: {reason}; begin another queue")]
+    QueueLog { reason: String },
+    /// The server of a store does not respond, or refuses. The name contains no password.
+    #[error("the store at {server}: {reason}")]
+    Server { server: String, reason: String },
+    /// The payload of an episode in a server or an object store is missing or damaged. Other episodes are
+    /// not affected.
+    #[error("the trace of episode {episode} cannot be read: {reason}")]
+    Payload { episode: EpisodeId, reason: String },
     /// A queue refused the call.
     #[error("queue: {0}")]
     Queue(#[from] QueueError),

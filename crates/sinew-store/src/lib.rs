@@ -4,7 +4,8 @@
 //! [`MemoryStore`] is the reference that the others are tested against. [`DiskStore`] appends to segment
 //! files and indexes them in SQLite. [`StoreReader`] reads such a store while another process writes it.
 //! [`queue::Queue`] hands rows to named consumers with leases and acknowledgements: in memory, in an SQLite
-//! file, or in another process.
+//! file, in another process, or in a server over a log. [`backend`] has the parts that stores of other crates
+//! are made of.
 //!
 //! Invariants:
 //! - An acknowledged `commit` survives a crash at any instant; a batch is visible whole or not at all.
@@ -18,10 +19,12 @@
 //! - Every read is checked against its checksum.
 //! - Every file, batch, page and queue has a limit; time is an argument.
 
+pub mod backend;
 mod checksums;
 mod codec;
 #[cfg(feature = "columns")]
 mod columns;
+mod copy;
 mod damage;
 mod disk;
 mod error;
@@ -51,6 +54,7 @@ mod sqlite_int;
 mod store;
 mod summaries;
 
+pub use copy::{CopyError, CopyPhase, CopyProgress, CopyReport, copy};
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
 pub use error::{RecordError, StoreError};

@@ -1,21 +1,16 @@
-//! Folders of tasks: files of rows, or one folder for each task.
+//! Folders of files with rows.
 //!
 //! The order of the rows is that of the names, so that equal folders give equal tasks on every machine.
 //! Hidden files are left out, and so are files whose ending is unknown, such as a README.
 
 use crate::error::TasksError;
-use crate::row::{Row, Rows, read_error, row_error};
+use crate::row::{Row, Rows, read_error};
 use crate::rows::{is_known, read_file};
-use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-/// Columns of a task with a separate folder.
+/// File that makes a folder a task of another form.
 const TASK_FILE: &str = "task.toml";
-
-/// Text of such a task, as the column `prompt`.
-const PROMPT_FILES: [&str; 2] = ["prompt.md", "instruction.md"];
 
 /// Starts of the names of files that are held out, as the hub's data sets name them.
 const HELD_OUT: [&str; 5] = ["test", "eval", "valid", "dev", "held"];
@@ -93,68 +88,25 @@ fn data_files(path: &Path) -> Result<Vec<PathBuf>, TasksError> {
     Ok(files)
 }
 
-/// Appends the rows of all files of a folder, or of its task folders.
+/// Appends the rows of all files of a folder.
 fn read_folder(path: &Path, rows: &mut Rows) -> Result<(), TasksError> {
-    let tasks: Vec<PathBuf> = entries(path)?
-        .into_iter()
-        .filter(|p| p.join(TASK_FILE).is_file())
-        .collect();
     let files = data_files(path)?;
-    if tasks.is_empty() && files.is_empty() {
-        let reason = format!(
-            "no tasks here; allowed: files that end in .jsonl, .json, .csv, .tsv or .parquet, or \
-             folders with {TASK_FILE}"
-        );
-        return Err(TasksError::Format {
-            path: path.into(),
-            reason,
-        });
+    if !files.is_empty() {
+        return files.iter().try_for_each(|file| read_file(file, rows));
     }
-    if !tasks.is_empty() {
-        return tasks
-            .iter()
-            .try_for_each(|task| read_task(path, task, rows));
-    }
-    files.iter().try_for_each(|file| read_file(file, rows))
-}
-
-/// Reads a file of a folder of tasks. Links that lead out of the folder are refused: they would show a file
-/// of the user to the model and to everyone who sees its prompts.
-///
-/// # Errors
-/// If it cannot be read, or lies elsewhere.
-fn read_inside(root: &Path, file: &Path) -> Result<String, TasksError> {
-    let real = |path: &Path| path.canonicalize().map_err(|e| read_error(path, e));
-    if !real(file)?.starts_with(real(root)?) {
-        return Err(TasksError::Format {
-            path: file.into(),
-            reason:
-                "it is a link that leads out of the folder of tasks; allowed: files of the folder"
-                    .into(),
-        });
-    }
-    fs::read_to_string(file).map_err(|e| read_error(file, e))
-}
-
-/// One task folder: the keys of `task.toml`, the text as `prompt`, and its path as `folder`.
-fn read_task(root: &Path, dir: &Path, rows: &mut Rows) -> Result<(), TasksError> {
-    let path = dir.join(TASK_FILE);
-    let text = read_inside(root, &path)?;
-    let mut columns: Map<String, Value> = toml::from_str(&text).map_err(|e| {
-        let before = e.span().map_or("", |s| &text[..s.start]);
-        row_error(&path, before.lines().count().max(1), e.message())
-    })?;
-    for name in PROMPT_FILES {
-        let file = dir.join(name);
-        if file.is_file() {
-            let prompt = read_inside(root, &file)?;
-            columns.entry("prompt").or_insert(prompt.trim_end().into());
-        }
-    }
-    let folder = dir.to_string_lossy().into_owned();
-    columns.entry("folder").or_insert(folder.into());
-    let path: Arc<Path> = path.into();
-    let prompt = columns.get("prompt").and_then(Value::as_str);
-    let bytes = text.len() + prompt.map_or(0, str::len);
-    rows.push(&path, 1, columns, bytes)
+    let folders = entries(path)?;
+    let tasks = folders.iter().any(|p| p.join(TASK_FILE).is_file());
+    let hint = if tasks || path.join(TASK_FILE).is_file() {
+        format!(
+            "\n  hint: folders with {TASK_FILE} are tasks of env = {{ type = \"harbor\", tasks = {path:?} }}"
+        )
+    } else {
+        String::new()
+    };
+    Err(TasksError::Format {
+        path: path.into(),
+        reason: format!(
+            "no rows here; allowed: files that end in .jsonl, .json, .csv, .tsv or .parquet{hint}"
+        ),
+    })
 }

@@ -83,7 +83,7 @@ fn rows_become_tasks_in_all_formats() {
 }
 
 #[test]
-fn a_folder_has_its_splits_or_its_task_folders() {
+fn a_folder_has_its_splits_or_is_another_kind_of_task() {
     let dir = tempfile::tempdir().unwrap();
     file(&dir, "hub/data/train-00000.jsonl", &lines(3));
     file(
@@ -102,44 +102,10 @@ fn a_folder_has_its_splits_or_its_task_folders() {
     );
     assert_eq!(table.summary().overlapping, 1);
 
-    for name in ["one", "two"] {
-        file(&dir, &format!("own/{name}/task.toml"), "level = 2\n");
-        file(
-            &dir,
-            &format!("own/{name}/prompt.md"),
-            &format!("Do {name}.\n"),
-        );
-    }
-    let mut settings = config(&dir.path().join("own"));
-    settings.prompt = None;
-    settings.kind = Some("level".into());
-    let table = TableTaskset::open(settings).unwrap();
-    let task = table.get(Split::Train, 0).unwrap();
-    assert!(task.prompt == "Do one." || task.prompt == "Do two.");
-    assert_eq!(task.kind, "2");
-}
-
-#[test]
-fn links_that_leave_a_folder_of_tasks_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    file(&dir, "private", "a key\n");
-    file(&dir, "own/one/task.toml", "level = 2\n");
-    file(&dir, "own/two/task.toml", "level = 2\n");
-    file(&dir, "own/two/prompt.md", "Do it.\n");
-    file(&dir, "own/shared.md", "Do it as well.\n");
-    let prompt = dir.path().join("own/one/prompt.md");
-    let open = || {
-        let mut settings = config(&dir.path().join("own"));
-        settings.prompt = None;
-        TableTaskset::open(settings).map(|table| table.get(Split::Train, 0).unwrap().prompt)
-    };
-    std::os::unix::fs::symlink("../../private", &prompt).unwrap();
-    let error = open().unwrap_err().to_string();
-    assert!(error.contains("leads out of the folder"), "{error}");
-    std::fs::remove_file(&prompt).unwrap();
-    std::os::unix::fs::symlink("../shared.md", &prompt).unwrap();
-    let read = open().unwrap();
-    assert!(read.starts_with("Do it"), "{read}");
+    file(&dir, "own/one/task.toml", "[metadata]\n");
+    let error = TableTaskset::open(config(&dir.path().join("own")));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("type = \"harbor\""), "{error}");
 }
 
 #[test]

@@ -50,9 +50,12 @@ impl Logs {
                 (Info, "resumed", said, vec![])
             }
             RunEvent::Serving { url, .. } => (Info, "serving", format!("serving at {url}"), vec![]),
-            RunEvent::Controlled { url, .. } => {
-                (Info, "controlled", format!("workers reach it at {url}"), vec![])
-            }
+            RunEvent::Controlled { url, .. } => (
+                Info,
+                "controlled",
+                format!("workers reach it at {url}"),
+                vec![],
+            ),
             RunEvent::Phase(phase) => {
                 let ends = matches!(phase, Phase::Stopping | Phase::Done);
                 let severity = if ends { Info } else { Debug };

@@ -220,6 +220,7 @@ impl WasmProvider {
         spec: &SandboxSpec,
         base: Arc<Tree>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
+        spec.refuse_writable_root("wasm")?;
         if spec.network != Network::None {
             return Err(SandboxError::Unsupported {
                 operation: "reach a network",
@@ -368,6 +369,7 @@ impl WasmSandbox {
         request: ExecRequest,
         options: ExecOptions,
     ) -> Result<ExecResult, SandboxError> {
+        options.refuse_user_and_workdir()?;
         let began = Instant::now();
         let (stdin, deadline) = (request.stdin, request.deadline);
         let mut job = self.job(request.program, deadline, options.env)?;

@@ -212,7 +212,7 @@ pub fn owner_consumer() -> Consumer {
 ///
 /// # Errors
 /// If the trace cannot be encoded.
-pub fn ran(key: &str, trace: &Trace) -> Result<AckedRow, StoreError> {
+pub(crate) fn ran(key: &str, trace: &Trace) -> Result<AckedRow, StoreError> {
     Ok(AckedRow {
         key: key.to_owned(),
         fields: vec![Field::new(fields::TRACE, pack(key, trace)?)],
@@ -223,7 +223,7 @@ pub fn ran(key: &str, trace: &Trace) -> Result<AckedRow, StoreError> {
 ///
 /// # Errors
 /// [`StoreError::Row`] if the row has none, or the trace breaks an invariant.
-pub fn trace_of(row: &LeasedRow) -> Result<Trace, StoreError> {
+pub(crate) fn trace_of(row: &LeasedRow) -> Result<Trace, StoreError> {
     episode(row)
 }
 

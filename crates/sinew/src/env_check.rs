@@ -1,7 +1,9 @@
-//! `sinew env`: tests a Python environment before it is trained on or served over HTTP, and tests servers.
+//! `sinew env`: tests a Python environment or task folders before they are trained on or served, and tests
+//! servers.
 
 use crate::env_args::{key, options, seconds};
 use crate::env_serve;
+use crate::harbor_check::{self, HarborCheck};
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -24,9 +26,10 @@ pub(crate) struct EnvArgs {
 
 #[derive(Debug, Subcommand)]
 enum EnvCommand {
-    /// Try a Python environment, or that of a recipe: tools, gold, null and random policies, leaks, speed
+    /// Try an environment: a Python class, that of a recipe, or task folders: gold, null, leaks, speed
     #[command(
-        after_help = "Examples: sinew env check my_env.py:MyEnv\n          sinew env check recipes/worlds/search.toml"
+        after_help = "Examples: sinew env check my_env.py:MyEnv\n          sinew env check recipes/worlds/search.toml\n          \
+                      sinew env check tasks --all --sessions 4"
     )]
     Check(CheckArgs),
     /// Serve an environment: over HTTP for recipes with env.type = "http", or as OpenEnv and MCP
@@ -64,15 +67,22 @@ struct TestArgs {
 
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// The class, FILE.py:CLASS or MODULE:CLASS; or a recipe, FILE.toml
+    /// The class, FILE.py:CLASS or MODULE:CLASS; or a recipe, FILE.toml; or a folder with task.toml or with
+    /// such folders
     module: String,
     /// Tasks of each policy
     #[arg(long, default_value_t = 8, value_parser = super::at_least_one)]
     tasks: usize,
+    /// All tasks of a folder
+    #[arg(long, conflicts_with = "tasks")]
+    all: bool,
+    /// Sandboxes of a folder's tasks; left out: process, if all tasks can run there, else container
+    #[arg(long)]
+    level: Option<String>,
     /// Seed of the tasks
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Episodes at once while the speed is measured
+    /// Episodes at once: while the speed is measured, or tasks of a folder
     #[arg(long, default_value_t = 1, value_parser = super::at_least_one)]
     sessions: usize,
     /// Deadline of one call, in seconds; where it is longer than a minute, of the imports as well
@@ -144,6 +154,21 @@ fn check_recipe(
 
 /// `sinew env check`: plays some tasks with one worker, and prints what was found.
 fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
+    let path = Path::new(&args.module);
+    if path.is_dir() || path.extension().is_some_and(|ending| ending == "json") {
+        let check = HarborCheck {
+            folder: &args.module,
+            tasks: (!args.all).then_some(args.tasks),
+            sessions: args.sessions,
+            level: args.level.as_deref(),
+            json: args.json,
+        };
+        return harbor_check::run(&check, runtime);
+    }
+    if args.all || args.level.is_some() {
+        let text = "--all and --level are for folders of tasks; remove them";
+        return Err(Failure::input(text));
+    }
     if args.module.ends_with(".toml") {
         return finish(args, &check_recipe(args, runtime)?);
     }

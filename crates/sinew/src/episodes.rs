@@ -49,7 +49,8 @@ fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
     let path = store_path(run_dir);
     if !path.exists() {
         return Err(Failure::input(format!(
-            "{} holds no stored run\n  hint: --run-dir is the folder given to `sinew train`; runs with store.type = \"memory\" keep nothing",
+            "{} holds no stored run\n  hint: --run-dir is the folder given to `sinew train`; runs with store.type = \"memory\" keep \
+             nothing, and episodes in a database become a folder by `sinew runs copy postgres://HOST/DATABASE#NAME DIR`",
             run_dir.display()
         )));
     }

@@ -3,12 +3,13 @@
 //! | call | file | what it does |
 //! |---|---|---|
 //! | `sinew eval RECIPE` | this one | the measurement of `sinew train` without the training |
-//! | `sinew eval --bench NAME --model MODEL` | `bench`, `plan` | benchmarks: intervals, pass@k, reports |
+//! | `sinew eval --bench NAME --model MODEL` | `bench`, `plan`, `target` | benchmarks: intervals, pass@k, reports |
 //! | `sinew eval --compare A B` | `compare` | the paired test of two measurements |
 
 mod bench;
 mod compare;
 mod plan;
+mod target;
 
 use crate::adapter_args::AdapterArg;
 use crate::{RunArgs, train};

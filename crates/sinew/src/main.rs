@@ -24,6 +24,7 @@ mod eval;
 mod export;
 mod gc;
 mod gpus;
+mod harbor_check;
 mod init;
 mod judge;
 mod lab;
@@ -39,8 +40,9 @@ mod rescore;
 mod reward;
 mod runs;
 mod sandbox;
-mod scale;
+mod sandbox_image;
 mod sandbox_presence;
+mod scale;
 mod serve;
 mod serve_sandbox;
 mod serve_tinker;
@@ -77,8 +79,8 @@ Exit codes: 0 done; 1 the system failed, or a run collapsed, learned nothing or 
             the program's status"
 )]
 struct Cli {
-    /// Authorities that clients of this command trust in addition to Mozilla's, as PEM; default: the file that
-    /// SINEW_TLS_CA names, if it is set
+    /// Authorities that clients of this command trust in addition to Mozilla's, as PEM; default: the file
+    /// that SINEW_TLS_CA names, if it is set
     #[arg(long, value_name = "FILE", global = true)]
     tls_ca: Option<PathBuf>,
     #[command(subcommand)]

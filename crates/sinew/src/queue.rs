@@ -108,13 +108,13 @@ struct ServeArgs {
 /// The queue.
 #[derive(Debug, Args)]
 struct PlaceArgs {
-    /// Address of `sinew queue serve`, or the folder of its store while nothing else uses it
+    /// Address of `sinew queue serve` or of a database, or the folder of a store while nothing else uses it
     #[arg(value_name = "URL|DIR")]
     queue: String,
-    /// File with the token of the server
+    /// File with the token of the server, or the password of the database
     #[arg(long)]
     token_file: Option<PathBuf>,
-    /// Name of the queue in a folder
+    /// Name of the queue in a folder or a database
     #[arg(long, default_value = QUEUE_NAME)]
     name: String,
     /// JSON on standard output

@@ -1,19 +1,22 @@
-//! `sinew runs`: the runs and collections below a folder.
+//! `sinew runs`: the runs and collections below a folder, and copies of their stores.
 //!
 //! A run is a folder with `recipe.toml`. Folders below it are not searched, except the stages of chains.
 
 use crate::output;
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
-use sinew_assembly::Failure;
+use sinew_assembly::{Failure, StorePlace};
 use sinew_orchestrator::Process;
-use sinew_store::StoreReader;
+use sinew_store::{CopyPhase, CopyProgress, StoreReader};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `sinew runs`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct RunsArgs {
+    #[command(subcommand)]
+    command: Option<RunsCommand>,
     /// Folder that holds the runs' folders
     #[arg(default_value = "runs")]
     folder: PathBuf,
@@ -22,11 +25,88 @@ pub(crate) struct RunsArgs {
     json: bool,
 }
 
+#[derive(Debug, Subcommand)]
+enum RunsCommand {
+    /// Copy the store of a run between its folder and a database; what is there already is not copied again
+    #[command(
+        after_help = "Examples: sinew runs copy runs/quickstart postgres://me@db.example/sinew\n          sinew runs copy postgres://me@db.example/sinew#quickstart copies/quickstart"
+    )]
+    Copy(CopyArgs),
+}
+
+/// Arguments of `sinew runs copy`.
+#[derive(Debug, Args)]
+struct CopyArgs {
+    /// Folder of a run or a store, or postgres://USER@HOST/DATABASE#NAME; the password is in PGPASSWORD
+    from: String,
+    /// Likewise; without #NAME a store in a database is named like the folder
+    to: String,
+    /// File whose first line is the address of the database, in the place of the one that is typed
+    #[arg(long)]
+    url_file: Option<PathBuf>,
+    /// Place of the traces of the store in the database: s3://BUCKET/PREFIX or file:///FOLDER
+    #[arg(long)]
+    payloads: Option<String>,
+    /// JSON lines on standard output: progress, then the result
+    #[arg(long)]
+    json: bool,
+}
+
+/// Copies a store.
+///
+/// # Errors
+/// If a place cannot be opened, the target holds other data, or the stores differ in the end.
+fn copy(args: &CopyArgs) -> Result<(), Failure> {
+    let place = |typed: &str| {
+        let is_database = sinew_recipe::is_database(typed);
+        StorePlace {
+            place: typed.to_owned(),
+            url_file: args.url_file.clone().filter(|_| is_database),
+            payloads: args.payloads.clone().filter(|_| is_database),
+        }
+    };
+    let (from, to) = (place(&args.from), place(&args.to));
+    let mut last = None;
+    let mut tell = |progress: CopyProgress| {
+        if args.json {
+            output::print_json(&json!({ "progress": progress }));
+        } else if last != Some(progress.phase) {
+            let total = progress.total;
+            output::say_error(&match progress.phase {
+                CopyPhase::Episodes => format!("copying {total} episodes\n"),
+                CopyPhase::Scores => "copying scores\n".to_owned(),
+                CopyPhase::Updates => format!("copying {total} updates\n"),
+                CopyPhase::Check => "comparing both stores\n".to_owned(),
+            });
+        }
+        last = Some(progress.phase);
+    };
+    let report = sinew_assembly::copy_store(&from, &to, &mut tell)?;
+    if args.json {
+        output::print_json(&json!({ "copy": report }));
+    } else {
+        output::print(&format!(
+            "equal: {} episodes ({} new), {} removed ones, {} scores, {} updates, owner {}\nchecksum {}\n",
+            report.episodes,
+            report.copied,
+            report.removed,
+            report.scores,
+            report.updates,
+            report.fence,
+            report.checksum,
+        ));
+    }
+    Ok(())
+}
+
 /// Lists the runs. A run that cannot be read is a line with the reason.
 ///
 /// # Errors
 /// If the folder cannot be read, or holds no run and no chain.
 pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
+    if let Some(RunsCommand::Copy(args)) = &args.command {
+        return copy(args);
+    }
     let unreadable = |e: std::io::Error| {
         Failure::input(format!(
             "{}: {e}\n  hint: give the folder that holds the folders of runs",

@@ -5,13 +5,16 @@
 
 use crate::lab::{self, LabArgs};
 use crate::output;
+use crate::sandbox_image::{self, ImageCommand};
 use crate::shell;
 use crate::snapshot_args::SnapshotArgs;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_assembly::Failure;
 use sinew_recipe::{LEVEL_NAMES, Level, SandboxPlan, Urls};
-use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program, Protection, SandboxError};
+use sinew_sandbox::{
+    Ending, ExecRequest, ExecResult, Program, Protection, SandboxError, WritableRoot,
+};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -20,6 +23,51 @@ use std::time::{Duration, Instant};
 
 /// Maximum CPU time of a session in seconds: what a sandbox server gives at most.
 const MAX_SHELL_CPU_S: f64 = 3600.0;
+
+/// A root that the program can change, for the container levels.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct RootArgs {
+    /// Let the program write everywhere, into a layer of this many MiB that ends with the sandbox; it
+    /// runs as the image's user, in the image's folder
+    #[arg(long, value_name = "MIB")]
+    writable_root: Option<u64>,
+    /// User of the program: a name or number of the image, USER:GROUP for both
+    #[arg(long, value_name = "USER", requires = "writable_root")]
+    user: Option<String>,
+    /// Folder in which the program starts
+    #[arg(long, value_name = "FOLDER", requires = "writable_root")]
+    workdir: Option<String>,
+}
+
+/// Largest layer of a writable root, in MiB.
+const MAX_ROOT_MIB: u64 = 1 << 20;
+
+impl RootArgs {
+    /// The root of a sandbox of `section`.
+    ///
+    /// # Errors
+    /// If the size is out of range, or the image cannot be read.
+    fn writable_root(&self, section: &SandboxPlan) -> Result<Option<WritableRoot>, Failure> {
+        let Some(mib) = self.writable_root else {
+            return Ok(None);
+        };
+        if !(1..=MAX_ROOT_MIB).contains(&mib) {
+            return Err(Failure::input(format!(
+                "--writable-root {mib}: allowed: 1 to {MAX_ROOT_MIB}"
+            )));
+        }
+        let config = sinew_assembly::levels::image(section)?.map(|image| image.config);
+        let config = config.unwrap_or_default();
+        let mut root = sinew_assembly::levels::writable_root(&config, mib << 20);
+        if let Some(user) = &self.user {
+            root.user.clone_from(user);
+        }
+        if let Some(workdir) = &self.workdir {
+            root.workdir.clone_from(workdir);
+        }
+        Ok(Some(root))
+    }
+}
 
 /// Sub-commands. `attack`, `bench` and `leaks` are those of `sinew-lab`.
 #[derive(Debug, Subcommand)]
@@ -37,8 +85,8 @@ pub(crate) enum SandboxCommand {
         /// Shell script
         #[arg(long)]
         shell: Option<String>,
-        /// Root of the sandbox: registry:HOST/NAME:TAG, an OCI layout (folder or tar file), a tar
-        /// file of `docker save`, or a folder; PATH:TAG where it holds several images
+        /// Root of the sandbox: registry:HOST/NAME:TAG, built:TAG, local:NAME, an OCI layout (folder or
+        /// tar file), a tar file of `docker save`, or a folder; PATH:TAG where it holds several images
         #[arg(long)]
         image: Option<String>,
         /// Folder that the sandbox sees at /volumes/NAME, read-only; may be given several times
@@ -61,9 +109,16 @@ pub(crate) enum SandboxCommand {
         level: String,
         #[command(flatten)]
         kept: SnapshotArgs,
+        #[command(flatten)]
+        root: RootArgs,
         /// One JSON object
         #[arg(long)]
         json: bool,
+    },
+    /// Build images for sandboxes from folders with a Dockerfile, list and remove them
+    Image {
+        #[command(subcommand)]
+        command: ImageCommand,
     },
     /// Open a shell with a terminal in a fresh sandbox
     #[command(
@@ -146,6 +201,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
         SandboxCommand::Attack(args) => lab::run(lab::LAB, &["sandbox", "attack"], args),
         SandboxCommand::Bench(args) => lab::run(lab::LAB, &["sandbox", "bench"], args),
         SandboxCommand::Leaks(args) => lab::run(lab::LAB, &["sandbox", "leaks"], args),
+        SandboxCommand::Image { command } => sandbox_image::run(command),
         SandboxCommand::Shell {
             image,
             volume,
@@ -182,6 +238,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             strict,
             level,
             kept,
+            root,
             json,
         } => {
             check_limits(*timeout, *memory_mb)?;
@@ -199,7 +256,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
                 (None, None) => words(&section, argv)?,
             };
             let deadline = Duration::from_secs_f64(*timeout);
-            exec(&section, program, deadline, kept, *json)
+            exec(&section, program, deadline, (kept, root), *json)
         }
     }
 }
@@ -383,12 +440,13 @@ fn exec(
     section: &SandboxPlan,
     program: Program,
     deadline: Duration,
-    kept: &SnapshotArgs,
+    (kept, root): (&SnapshotArgs, &RootArgs),
     as_json: bool,
 ) -> Result<(), Failure> {
     kept.check()?;
     let provider = sinew_assembly::levels::sandboxes(section)?;
-    let spec = sinew_assembly::levels::sandbox_spec(section)?;
+    let mut spec = sinew_assembly::levels::sandbox_spec(section)?;
+    spec.writable_root = root.writable_root(section)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -30,10 +30,16 @@ pub(crate) struct ScaleArgs {
 /// # Errors
 /// If an argument is none, or the owner cannot be found or refuses.
 pub(crate) fn run(args: &ScaleArgs) -> Result<(), Failure> {
-    let counts: Vec<(RoleKind, u32)> =
-        args.counts.iter().map(|text| count(text)).collect::<Result<_, _>>()?;
-    let servers: Vec<Registration> =
-        args.add.iter().map(|text| server(text)).collect::<Result<_, _>>()?;
+    let counts: Vec<(RoleKind, u32)> = args
+        .counts
+        .iter()
+        .map(|text| count(text))
+        .collect::<Result<_, _>>()?;
+    let servers: Vec<Registration> = args
+        .add
+        .iter()
+        .map(|text| server(text))
+        .collect::<Result<_, _>>()?;
     let client = args.owner.client()?;
     for registration in &servers {
         let id = client.add(registration).map_err(failed)?;
@@ -55,7 +61,12 @@ pub(crate) fn run(args: &ScaleArgs) -> Result<(), Failure> {
 }
 
 fn text(plan: &ScalePlan) -> String {
-    let ScalePlan { kind, before, count, .. } = plan;
+    let ScalePlan {
+        kind,
+        before,
+        count,
+        ..
+    } = plan;
     let mut text = format!("{kind}: {before} -> {count}");
     if plan.is_met() {
         text.push_str(", which is met");
@@ -93,7 +104,9 @@ fn server(text: &str) -> Result<Registration, Failure> {
     let host = url.split("://").nth(1).unwrap_or_default();
     let host = host.split(['/', ':']).next().unwrap_or_default();
     if host.is_empty() {
-        return Err(Failure::input(format!("{text:?}: allowed: {kind}=http://HOST:PORT")));
+        return Err(Failure::input(format!(
+            "{text:?}: allowed: {kind}=http://HOST:PORT"
+        )));
     }
     Ok(Registration {
         kind,
@@ -117,7 +130,10 @@ mod tests {
             assert!(count(wrong).is_err(), "{wrong}");
         }
         let added = server("engine=http://10.0.0.7:8000").unwrap();
-        assert_eq!((added.host.as_str(), added.kind), ("10.0.0.7", RoleKind::Engine));
+        assert_eq!(
+            (added.host.as_str(), added.kind),
+            ("10.0.0.7", RoleKind::Engine)
+        );
         assert!(server("engine=10.0.0.7").is_err());
     }
 }

@@ -42,7 +42,12 @@ fn text(page: &RolesPage) -> String {
     text.push_str(if page.stopping { ", stopping\n" } else { "\n" });
     for (kind, count) in &page.wanted {
         let of_kind = |role: &&RoleView| role.registration.kind == *kind;
-        let ready = page.roles.iter().filter(of_kind).filter(|role| is_ready(role)).count();
+        let ready = page
+            .roles
+            .iter()
+            .filter(of_kind)
+            .filter(|role| is_ready(role))
+            .count();
         let _ = writeln!(text, "{kind}: {ready} of {count} ready");
     }
     for role in &page.roles {
@@ -58,8 +63,14 @@ fn is_ready(role: &RoleView) -> bool {
 /// A role, and below it why it is not as it should be.
 fn line(role: &RoleView) -> String {
     let (given, now) = (&role.registration, &role.heartbeat);
-    let version = now.version.map_or_else(String::new, |v| format!("  weights {v}"));
-    let quarantined = if role.quarantined { "  quarantined" } else { "" };
+    let version = now
+        .version
+        .map_or_else(String::new, |v| format!("  weights {v}"));
+    let quarantined = if role.quarantined {
+        "  quarantined"
+    } else {
+        ""
+    };
     let mut line = format!(
         "  {:<32} {:<15} {:<20} {}/{} busy{version}{quarantined}\n",
         role.id.as_str(),
@@ -100,9 +111,19 @@ mod tests {
         };
         registry.beat(lease.id.as_str(), 2, beat, 2).unwrap();
         let shown = text(&registry.page(None, 3));
-        for part in ["owner 2", "engine: 1 of 2 ready", "READY", "gpu-1", "3/8 busy", "PENDING"] {
+        for part in [
+            "owner 2",
+            "engine: 1 of 2 ready",
+            "READY",
+            "gpu-1",
+            "3/8 busy",
+            "PENDING",
+        ] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
-        assert!(shown.contains("      out of memory\n      at layer 3\n"), "{shown}");
+        assert!(
+            shown.contains("      out of memory\n      at layer 3\n"),
+            "{shown}"
+        );
     }
 }

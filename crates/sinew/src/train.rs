@@ -314,7 +314,14 @@ pub(crate) fn in_session<T>(
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
     let command = options.command;
-    stop_on_signal(&runtime, signals, sender.clone(), bus.clone(), command, live);
+    stop_on_signal(
+        &runtime,
+        signals,
+        sender.clone(),
+        bus.clone(),
+        command,
+        live,
+    );
     let tasks = options.tasks.clone();
     let tasks = tasks.map_or_else(|| sinew_assembly::tasks(recipe), Ok)?;
     let session = sinew_assembly::Session {

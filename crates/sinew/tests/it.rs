@@ -15,6 +15,8 @@ mod bridges;
 mod calls;
 #[path = "it/chains.rs"]
 mod chains;
+#[path = "it/chat_servers.rs"]
+mod chat_servers;
 #[path = "it/cli_agents.rs"]
 mod cli_agents;
 #[path = "it/collapse.rs"]
@@ -46,6 +48,13 @@ mod formats;
 mod gate;
 #[path = "it/gpu.rs"]
 mod gpu;
+#[path = "it/harbor.rs"]
+mod harbor;
+#[cfg(feature = "container")]
+#[path = "it/harbor_containers.rs"]
+mod harbor_containers;
+#[path = "it/harbor_tasks.rs"]
+mod harbor_tasks;
 #[path = "it/images.rs"]
 mod images;
 #[path = "it/input.rs"]
@@ -281,7 +290,9 @@ fn a_learning_rate_that_is_far_too_high_destroys(run: &Path) {
         "[model]\ntype = \"pretrained\"\nsource = \"run:{}\"\n\n",
         run.display()
     );
+    // A model that solves every task learns nothing from its own samples: hot ones differ in reward.
     let rest = rest
+        .replace("[rollout]\n", "[rollout]\ntemperature = 4.0\n")
         .replace("learning_rate = 3e-3", "learning_rate = 1.0")
         .replace("steps = 60", "steps = 6");
     std::fs::write(&recipe, format!("{head}{model}{rest}")).unwrap();

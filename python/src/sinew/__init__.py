@@ -30,7 +30,7 @@ from . import pool
 from .agent import Model, RolloutFunction, RolloutResult, Worked, current, reward, rollout
 from .client import AsyncRollout, Client, Rollout, Trace, TraceNode
 from .dataset import Dataset, DatasetError, Task
-from .env import Done, Env, Ran, Step, ToolError, Unscored, run_code, tool
+from .env import Done, Env, Ran, Step, ToolError, Unscored, ask_user, run_code, tool
 from .errors import (
     ApiError,
     BinaryNotFound,
@@ -92,6 +92,7 @@ __all__ = [
     "Unscored",
     "Worked",
     "asgi",
+    "ask_user",
     "check",
     "current",
     "episode",

@@ -95,6 +95,17 @@ def run_code(code: str, files: dict[str, str] | None = None, stdin: str = "", ti
     return Ran(done.returncode, f"exited {done.returncode}", stdout, stderr)
 
 
+def ask_user(messages: list[dict[str, str]], seed: int = 0) -> str:
+    """The next message of the simulated user of the recipe's table `[user]`. In `messages` (dicts with `role` and
+    `content`) the user is the assistant: they begin with its instructions as the system message, and end with what the
+    model said, as a message of the role `user`.
+
+    That is so in workers of a recipe with `[user]`. Without one, and in plain Python, it raises an error: tests of a
+    class set another function.
+    """
+    raise RuntimeError("there is no simulated user outside of a worker: set a function of your own in its place")
+
+
 class Env:
     """Base class of environments. An instance is used for one episode.
 

@@ -27,7 +27,10 @@ fn one_recipe_starts_on_every_engine() {
         assert_eq!(launch.rollout.as_ref().unwrap().count, 4);
     }
     let launch = plan.launch.as_ref().unwrap();
-    assert_eq!(launch.ray.as_ref().unwrap().url.as_deref(), Some("ray://head:8265"));
+    assert_eq!(
+        launch.ray.as_ref().unwrap().url.as_deref(),
+        Some("ray://head:8265")
+    );
     let refused = launch_on(&mut plan, "nomad").unwrap_err();
     assert!(refused.text().contains("nomad") && refused.text().contains("kubernetes"));
 }
@@ -37,7 +40,10 @@ fn a_recipe_without_roles_gets_one_that_runs_episodes() {
     let mut plan = plan("");
     launch_on(&mut plan, "local").unwrap();
     let launch = plan.launch.as_ref().unwrap();
-    let shown: Vec<_> = roles(launch).into_iter().map(|(kind, role)| (kind, role.count)).collect();
+    let shown: Vec<_> = roles(launch)
+        .into_iter()
+        .map(|(kind, role)| (kind, role.count))
+        .collect();
     assert_eq!(shown, [(RoleKind::Rollout, 1)]);
 }
 
@@ -57,7 +63,10 @@ fn a_role_knows_its_owner_and_its_name() {
                     demo-1-rollout-0-2 --preemptible --stop-on-eof";
     assert_eq!(spec.command[1..].join(" "), expected);
     assert_eq!((spec.cpus, spec.name.as_str()), (3, "demo-1-rollout-0-2"));
-    assert!(spec.env.contains(&(CA_VARIABLE.into(), "/run/ca.pem".into())));
+    assert!(
+        spec.env
+            .contains(&(CA_VARIABLE.into(), "/run/ca.pem".into()))
+    );
 }
 
 #[test]
@@ -65,14 +74,25 @@ fn an_owner_is_reached_where_its_engine_puts_it() {
     let plan = plan("[launch]\nlisten = \"10.0.0.7:9000\"\n");
     let launch = plan.launch.as_ref().unwrap();
     let address = control_address(launch).unwrap();
-    assert_eq!(owner_url(launch, "r", address, "https"), "https://10.0.0.7:9000");
+    assert_eq!(
+        owner_url(launch, "r", address, "https"),
+        "https://10.0.0.7:9000"
+    );
     let mut other = launch.clone();
     other.on = LaunchOn::Kubernetes;
-    assert_eq!(owner_url(&other, "r", address, "http"), "http://r-owner:9000");
+    assert_eq!(
+        owner_url(&other, "r", address, "http"),
+        "http://r-owner:9000"
+    );
     other.owner_url = Some("https://front".into());
     assert_eq!(owner_url(&other, "r", address, "http"), "https://front");
     other.listen = Some("here".into());
-    assert!(control_address(&other).unwrap_err().text().contains("launch.listen"));
+    assert!(
+        control_address(&other)
+            .unwrap_err()
+            .text()
+            .contains("launch.listen")
+    );
 }
 
 #[test]
@@ -85,7 +105,10 @@ fn an_owner_that_ended_gets_a_new_name_and_one_that_runs_none() {
     assert_eq!(next_owner("r", &[]), ("r-owner-0-0".into(), false));
     let after = [role("r-owner-0-1", ended()), role("r-owner-0-0", ended())];
     assert_eq!(next_owner("r", &after), ("r-owner-0-2".into(), false));
-    let runs = [role("r-owner-0-1", Launched::Running), role("r-rollout-0-7", ended())];
+    let runs = [
+        role("r-owner-0-1", Launched::Running),
+        role("r-rollout-0-7", ended()),
+    ];
     assert_eq!(next_owner("r", &runs), ("r-owner-0-1".into(), true));
 }
 
@@ -95,10 +118,22 @@ fn a_dry_run_shows_the_objects_of_a_cluster_without_a_secret() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = dir.path().join("demo.toml");
     std::fs::write(&recipe, "name = \"demo\"\n").unwrap();
-    let made = launch_owner(&plan, &recipe, dir.path(), &["--seed".into(), "3".into()], true).unwrap();
+    let made = launch_owner(
+        &plan,
+        &recipe,
+        dir.path(),
+        &["--seed".into(), "3".into()],
+        true,
+    )
+    .unwrap();
     assert_eq!(made.manifests.len(), 8);
     assert_eq!(made.manifests[0]["stringData"]["token"], "");
     let command = made.spec.command.join(" ");
-    assert!(command.starts_with("sinew train /etc/sinew/recipe.toml --run-dir /runs/demo --resume"));
-    assert!(command.ends_with("--on kubernetes --insecure-plain-http --seed 3"), "{command}");
+    assert!(
+        command.starts_with("sinew train /etc/sinew/recipe.toml --run-dir /runs/demo --resume")
+    );
+    assert!(
+        command.ends_with("--on kubernetes --insecure-plain-http --seed 3"),
+        "{command}"
+    );
 }

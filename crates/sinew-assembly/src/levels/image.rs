@@ -1,11 +1,13 @@
 //! The root of sandboxes that `sandbox.image` names.
 
 use crate::levels::error::LevelError;
+use sinew_image::build::{self, BuildError};
 use sinew_image::{Credentials, Image, ImageConfig, ImageError, PullLimits, UnpackLimits};
 use sinew_recipe::{Level, SandboxPlan};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// Variable with credentials of registries: words `HOST=USER:PASSWORD`.
 const AUTH_VARIABLE: &str = "SINEW_REGISTRY_AUTH";
@@ -40,8 +42,8 @@ pub fn task_images(section: &SandboxPlan) -> Result<BTreeMap<String, Image>, Lev
         let image = unpacked(&key, path, section)?;
         let image = image.ok_or_else(|| {
             LevelError::input(format!(
-                "{key} = {path:?}: no image; allowed: registry:HOST/NAME:TAG, an OCI layout or a tar \
-                 file of one, a root"
+                "{key} = {path:?}: no image; allowed: registry:HOST/NAME:TAG, built:TAG, local:NAME, an OCI \
+                 layout or a tar file of one, a root"
             ))
         })?;
         Ok((name.clone(), image))
@@ -49,10 +51,51 @@ pub fn task_images(section: &SandboxPlan) -> Result<BTreeMap<String, Image>, Lev
     section.images.iter().map(one).collect()
 }
 
+/// Beginning of the name of an image that `sinew sandbox image build` made.
+const BUILT: &str = "built:";
+/// Beginning of the name of an image that a local engine has.
+const LOCAL: &str = "local:";
+/// Maximum time of the export of an image of a local engine.
+const EXPORT: Duration = Duration::from_secs(600);
+
+/// An image that was built, or that a local engine has; `None` for other names.
+fn made_here(key: &str, path: &str, cache: &Path) -> Result<Option<Image>, LevelError> {
+    if let Some(name) = path.strip_prefix(BUILT) {
+        let found = build::find(cache, name).map_err(|e| failed_build(key, &e))?;
+        let image = found.ok_or_else(|| {
+            LevelError::input(format!(
+                "{key} = {path:?}: the cache {} has no such build\n  hint: sinew sandbox image build DIR --tag \
+                 {name}; sinew sandbox image list",
+                cache.display()
+            ))
+        });
+        return image.map(Some);
+    }
+    let Some(name) = path.strip_prefix(LOCAL) else {
+        return Ok(None);
+    };
+    let limits = UnpackLimits::default();
+    let image = build::import(name, None, cache, &limits, EXPORT);
+    image.map(Some).map_err(|e| failed_build(key, &e))
+}
+
+/// The failure of a build or of an import, by the cause of the mistake.
+fn failed_build(key: &str, e: &BuildError) -> LevelError {
+    let text = format!("{key}: {e}");
+    match e {
+        BuildError::Request { .. } => LevelError::Input(text),
+        BuildError::NoBuilder { .. } | BuildError::NoBase { .. } => LevelError::Outside(text),
+        _ => LevelError::System(text),
+    }
+}
+
 /// The root that the key `key` names.
 fn unpacked(key: &str, path: &str, section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
     if sinew_image::is_registry(path) {
         return pulled(key, path, &section.image_cache).map(Some);
+    }
+    if let Some(image) = made_here(key, path, Path::new(&section.image_cache))? {
+        return Ok(Some(image));
     }
     let named = |e: &dyn std::fmt::Display| LevelError::system(format!("{key}: {e}"));
     let path = Path::new(path);

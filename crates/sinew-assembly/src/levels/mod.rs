@@ -13,6 +13,8 @@ mod container;
 pub mod egress;
 mod error;
 mod image;
+#[cfg(feature = "container")]
+mod machines;
 #[cfg(feature = "microvm")]
 mod microvm;
 mod process;
@@ -21,8 +23,10 @@ mod volumes;
 #[cfg(feature = "wasm")]
 mod wasm;
 
+use sinew_env::Machines;
+use sinew_image::ImageConfig;
 use sinew_recipe::{Level, SandboxPlan};
-use sinew_sandbox::{Limits, SandboxProvider, SandboxSpec};
+use sinew_sandbox::{Limits, SandboxProvider, SandboxSpec, WritableRoot};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -89,6 +93,25 @@ pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
     })
 }
 
+/// A writable root of `bytes` above an image, with the user and the working folder that the image names.
+pub fn writable_root(config: &ImageConfig, bytes: u64) -> WritableRoot {
+    let or = |given: &str, own: String| {
+        if given.is_empty() {
+            own
+        } else {
+            given.to_owned()
+        }
+    };
+    let default = WritableRoot::default();
+    // Docker takes a relative folder from the top.
+    let folder = config.working_dir.trim_start_matches('/');
+    WritableRoot {
+        bytes,
+        user: or(&config.user, default.user),
+        workdir: format!("/{folder}"),
+    }
+}
+
 /// Containers without a pool, which see these folders of the host, read-only: for agent programs.
 ///
 /// # Errors
@@ -96,6 +119,23 @@ pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
 pub fn containers(section: &SandboxPlan, shows: Vec<(PathBuf, PathBuf)>) -> Provider {
     #[cfg(feature = "container")]
     return container::unpooled(section, shows);
+    #[cfg(not(feature = "container"))]
+    {
+        drop(shows);
+        Err(missing(section.level))
+    }
+}
+
+/// Machines at the level `container`, which see these folders of the host, read-only.
+///
+/// # Errors
+/// If a volume of the recipe cannot be shown, or this program was built without the level.
+pub fn machines(
+    section: &SandboxPlan,
+    shows: Vec<(PathBuf, PathBuf)>,
+) -> Result<Arc<dyn Machines>, LevelError> {
+    #[cfg(feature = "container")]
+    return machines::machines(section, shows);
     #[cfg(not(feature = "container"))]
     {
         drop(shows);

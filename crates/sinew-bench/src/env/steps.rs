@@ -344,6 +344,8 @@ fn sandboxes() -> Result<Sandboxes, BenchError> {
         provider: crate::programs::sandboxes(SANDBOXES)?,
         spec: SandboxSpec::default(),
         images: BTreeMap::new(),
+        machines: None,
+        user: None,
     })
 }
 

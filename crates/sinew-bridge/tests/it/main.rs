@@ -12,3 +12,4 @@ mod mcp;
 mod reward;
 mod support;
 mod tasks;
+mod user;

@@ -52,13 +52,17 @@ impl HostsLauncher {
     /// If it cannot be read, or is no such file.
     pub fn load(path: &Path) -> Result<Self, LaunchError> {
         let text = std::fs::read_to_string(path).map_err(LaunchError::file("read", path))?;
-        Self::parse(&text).map_err(|why| LaunchError::call("hosts", path.display().to_string(), why))
+        Self::parse(&text)
+            .map_err(|why| LaunchError::call("hosts", path.display().to_string(), why))
     }
 
     fn parse(text: &str) -> Result<Self, String> {
         let file: HostsFile = toml::from_str(text).map_err(|e| e.to_string())?;
         if file.role.len() > MAX_ROLES {
-            return Err(format!("{} roles; allowed: up to {MAX_ROLES}", file.role.len()));
+            return Err(format!(
+                "{} roles; allowed: up to {MAX_ROLES}",
+                file.role.len()
+            ));
         }
         let roles = file.role.into_iter().map(|role| {
             let url = sinew_http::address(&role.address)
@@ -126,12 +130,19 @@ mod tests {
         let text = "[[role]]\nkind = \"engine\"\naddress = \"http://10.0.0.7:8000\"\ncapacity = 8\n\
                     [[role]]\nkind = \"sandbox\"\naddress = \"http://box:8070\"\nhost = \"b\"\n";
         let hosts = HostsLauncher::parse(text).unwrap();
-        let shown: Vec<_> = hosts.roles().iter().map(|r| (r.host.as_str(), r.capacity)).collect();
+        let shown: Vec<_> = hosts
+            .roles()
+            .iter()
+            .map(|r| (r.host.as_str(), r.capacity))
+            .collect();
         assert_eq!(shown, [("10.0.0.7", 8), ("b", 1)]);
         for (wrong, word) in [
             ("[[role]]\nkind = \"engine\"\n", "address"),
             ("[[role]]\nkind = \"gpu\"\naddress = \"http://a\"\n", "gpu"),
-            ("[[role]]\nkind = \"engine\"\naddress = \"ftp://a\"\n", "ftp"),
+            (
+                "[[role]]\nkind = \"engine\"\naddress = \"ftp://a\"\n",
+                "ftp",
+            ),
             ("[[rolle]]\n", "rolle"),
         ] {
             let why = HostsLauncher::parse(wrong).unwrap_err();

@@ -96,7 +96,11 @@ impl LocalLauncher {
         let log = log.map_err(LaunchError::file("open", &path))?;
         let errors = log.try_clone().map_err(LaunchError::file("open", &path))?;
         let Some((program, arguments)) = spec.command.split_first() else {
-            return Err(LaunchError::setting("command", "", "a program with its arguments"));
+            return Err(LaunchError::setting(
+                "command",
+                "",
+                "a program with its arguments",
+            ));
         };
         let mut command = Command::new(program);
         if let Some(folder) = &spec.folder {
@@ -145,7 +149,9 @@ impl Launcher for LocalLauncher {
         }
         let process = self.spawn(spec)?;
         children.insert(spec.name.clone(), process);
-        let ended = children.iter().filter(|(_, process)| process.ended.is_some());
+        let ended = children
+            .iter()
+            .filter(|(_, process)| process.ended.is_some());
         let ended: Vec<String> = ended.map(|(name, _)| name.clone()).collect();
         for name in ended.iter().take(ended.len().saturating_sub(MAX_ENDED)) {
             children.remove(name);

@@ -165,7 +165,10 @@ impl LaunchError {
         }
     }
 
-    pub(crate) fn file(verb: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn file(
+        verb: &'static str,
+        path: &std::path::Path,
+    ) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |error| Self::File { verb, path, error }
     }
@@ -196,13 +199,18 @@ pub fn run_name(name: &str, folder: &std::path::Path) -> String {
     for c in name.chars() {
         let c = c.to_ascii_lowercase();
         let next = if c.is_ascii_alphanumeric() { c } else { '-' };
-        if shown.len() < SHOWN_BYTES && !(next == '-' && (shown.is_empty() || shown.ends_with('-'))) {
+        if shown.len() < SHOWN_BYTES && !(next == '-' && (shown.is_empty() || shown.ends_with('-')))
+        {
             shown.push(next);
         }
     }
     let shown = shown.trim_end_matches('-');
     // A name of Kubernetes begins with a letter.
-    let head = if shown.starts_with(|c: char| c.is_ascii_lowercase()) { "" } else { "r" };
+    let head = if shown.starts_with(|c: char| c.is_ascii_lowercase()) {
+        ""
+    } else {
+        "r"
+    };
     let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let digest = blake3::hash(absolute.as_os_str().as_encoded_bytes()).to_hex();
     format!("{head}{shown}-{}", &digest[..6])
@@ -227,11 +235,17 @@ mod tests {
 
     #[test]
     fn names_of_runs_fit_every_engine() {
-        let name = run_name("My run: 7B, λ=0.1 with a name that is long", Path::new("/runs/a"));
+        let name = run_name(
+            "My run: 7B, λ=0.1 with a name that is long",
+            Path::new("/runs/a"),
+        );
         assert!(name.len() <= 39, "{name}");
         let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
         assert!(name.bytes().all(fits) && !name.contains("--"), "{name}");
-        assert_ne!(run_name("a", Path::new("/x")), run_name("a", Path::new("/y")));
+        assert_ne!(
+            run_name("a", Path::new("/x")),
+            run_name("a", Path::new("/y"))
+        );
         assert!(run_name("7b", Path::new("/x")).starts_with("r7b-"));
     }
 }

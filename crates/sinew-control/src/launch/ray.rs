@@ -76,9 +76,15 @@ impl RayLauncher {
 
     /// The body of a submission.
     pub fn submission(spec: &RoleSpec) -> Value {
-        let variables = spec.env.iter().map(|(name, value)| (name.clone(), json!(value)));
+        let variables = spec
+            .env
+            .iter()
+            .map(|(name, value)| (name.clone(), json!(value)));
         let variables: Map<String, Value> = variables.collect();
-        let folder = spec.folder.as_ref().map(|folder| folder.display().to_string());
+        let folder = spec
+            .folder
+            .as_ref()
+            .map(|folder| folder.display().to_string());
         let enter = folder.map_or_else(String::new, |folder| format!("cd {} && ", quoted(&folder)));
         let mut body = json!({
             "submission_id": spec.name,
@@ -94,7 +100,8 @@ impl RayLauncher {
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.http.request(method, &format!("{}/api/jobs/{path}", self.url))
+        self.http
+            .request(method, &format!("{}/api/jobs/{path}", self.url))
     }
 
     fn ask(&self, call: &str, request: RequestBuilder) -> Result<Answer, LaunchError> {
@@ -109,7 +116,9 @@ impl RayLauncher {
         request: RequestBuilder,
     ) -> Result<T, LaunchError> {
         let answer = self.ask(call, request)?;
-        let body = answer.success(400).map_err(|e| LaunchError::call(ENGINE, call, e))?;
+        let body = answer
+            .success(400)
+            .map_err(|e| LaunchError::call(ENGINE, call, e))?;
         serde_json::from_slice(&body).map_err(|e| LaunchError::call(ENGINE, call, e))
     }
 
@@ -137,7 +146,11 @@ impl Launcher for RayLauncher {
             return Ok(());
         }
         let (status, why) = (answer.status.as_u16(), line(&answer.body, 400));
-        Err(LaunchError::call(ENGINE, "submit a job", format!("status {status}: {why}")))
+        Err(LaunchError::call(
+            ENGINE,
+            "submit a job",
+            format!("status {status}: {why}"),
+        ))
     }
 
     fn list(&self) -> Result<Vec<LaunchedRole>, LaunchError> {

@@ -36,7 +36,14 @@ pub const SLURM_TEMPLATE: &str = "#!/bin/sh
 exec {{command}}
 ";
 
-const PLACEHOLDERS: [&str; 6] = ["name", "log", "resources", "options", "environment", "command"];
+const PLACEHOLDERS: [&str; 6] = [
+    "name",
+    "log",
+    "resources",
+    "options",
+    "environment",
+    "command",
+];
 
 /// Settings of a launcher for Slurm.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +81,11 @@ impl SlurmLauncher {
         for option in &options.options {
             if !option.starts_with("--") || option.contains(char::is_control) {
                 let allowed = "an option of sbatch on one line, such as --partition=gpu";
-                return Err(LaunchError::setting("launch.slurm.options", option, allowed));
+                return Err(LaunchError::setting(
+                    "launch.slurm.options",
+                    option,
+                    allowed,
+                ));
             }
         }
         Ok(Self { options, template })
@@ -93,13 +104,20 @@ impl SlurmLauncher {
             resources.push(format!("--chdir={}", folder.display()));
         }
         // The supervisor restarts roles; nobody restarts the owner.
-        let requeue = if spec.requeue { "--requeue" } else { "--no-requeue" };
+        let requeue = if spec.requeue {
+            "--requeue"
+        } else {
+            "--no-requeue"
+        };
         resources.push(requeue.to_owned());
         let lines = |options: &[String]| {
             let lines = options.iter().map(|option| format!("#SBATCH {option}"));
             lines.collect::<Vec<_>>().join("\n")
         };
-        let exports = spec.env.iter().map(|(name, value)| format!("export {name}={}", quoted(value)));
+        let exports = spec
+            .env
+            .iter()
+            .map(|(name, value)| format!("export {name}={}", quoted(value)));
         let values = BTreeMap::from([
             ("name", spec.name.clone()),
             ("log", self.log(&spec.name).display().to_string()),
@@ -154,19 +172,28 @@ impl SlurmLauncher {
             }
         };
         let text = |reader: Option<std::thread::JoinHandle<String>>| {
-            reader.and_then(|reader| reader.join().ok()).unwrap_or_default()
+            reader
+                .and_then(|reader| reader.join().ok())
+                .unwrap_or_default()
         };
         let (output, errors) = (text(output), text(errors));
         if status.success() {
             return Ok(output);
         }
-        Err(failed(format!("{status}: {}", files::last_lines(&errors, 5))))
+        Err(failed(format!(
+            "{status}: {}",
+            files::last_lines(&errors, 5)
+        )))
     }
 
     /// The jobs of the run, with their numbers.
     fn jobs(&self) -> Result<Vec<(String, LaunchedRole)>, LaunchError> {
         let format = "--format=%i|%j|%T|%r";
-        let text = self.run("squeue", &["--noheader", "--me", "--states=all", format], "")?;
+        let text = self.run(
+            "squeue",
+            &["--noheader", "--me", "--states=all", format],
+            "",
+        )?;
         Ok(text.lines().filter_map(|line| self.job(line)).collect())
     }
 
@@ -197,8 +224,8 @@ fn read_in_thread(from: impl Read + Send + 'static) -> std::thread::JoinHandle<S
 /// State of a job by Slurm's word for it (squeue(1), JOB STATE CODES).
 fn job_state(state: &str, reason: &str) -> Launched {
     match state {
-        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_FED" | "REQUEUE_HOLD" | "RESV_DEL_HOLD"
-        | "SPECIAL_EXIT" => Launched::Waiting,
+        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_FED" | "REQUEUE_HOLD"
+        | "RESV_DEL_HOLD" | "SPECIAL_EXIT" => Launched::Waiting,
         "RUNNING" | "COMPLETING" | "SUSPENDED" | "STOPPED" | "SIGNALING" | "RESIZING"
         | "STAGE_OUT" => Launched::Running,
         _ => Launched::Ended(format!("slurm: {state} ({reason})")),
@@ -217,13 +244,23 @@ fn read_template(path: &Path) -> Result<String, LaunchError> {
 /// Refuses a template with a placeholder that is not known, or without the command.
 fn check_template(template: &str) -> Result<(), LaunchError> {
     let names = template.split("{{").skip(1);
-    let names: Vec<&str> = names.map(|rest| rest.split("}}").next().unwrap_or(rest)).collect();
+    let names: Vec<&str> = names
+        .map(|rest| rest.split("}}").next().unwrap_or(rest))
+        .collect();
     let allowed = || format!("{{{{command}}}}, which must be there, and {PLACEHOLDERS:?}");
     match names.iter().find(|name| !PLACEHOLDERS.contains(name)) {
-        Some(name) => Err(LaunchError::setting("launch.slurm.template", name, allowed())),
+        Some(name) => Err(LaunchError::setting(
+            "launch.slurm.template",
+            name,
+            allowed(),
+        )),
         None if !names.contains(&"command") => {
             let missing = "a template without {{command}}";
-            Err(LaunchError::setting("launch.slurm.template", missing, allowed()))
+            Err(LaunchError::setting(
+                "launch.slurm.template",
+                missing,
+                allowed(),
+            ))
         }
         None => Ok(()),
     }
@@ -233,8 +270,14 @@ fn check_template(template: &str) -> Result<(), LaunchError> {
 fn filled(template: &str, values: &BTreeMap<&str, String>) -> String {
     let mut text = String::new();
     for line in template.lines() {
-        let bare = line.trim().strip_prefix("{{").and_then(|rest| rest.strip_suffix("}}"));
-        if bare.and_then(|name| values.get(name)).is_some_and(String::is_empty) {
+        let bare = line
+            .trim()
+            .strip_prefix("{{")
+            .and_then(|rest| rest.strip_suffix("}}"));
+        if bare
+            .and_then(|name| values.get(name))
+            .is_some_and(String::is_empty)
+        {
             continue;
         }
         let mut rest = line;
@@ -266,7 +309,8 @@ impl Launcher for SlurmLauncher {
         }
         let logs = &self.options.logs;
         fs::create_dir_all(logs).map_err(LaunchError::file("make", logs))?;
-        self.run("sbatch", &["--parsable"], &self.script(spec)).map(drop)
+        self.run("sbatch", &["--parsable"], &self.script(spec))
+            .map(drop)
     }
 
     fn list(&self) -> Result<Vec<LaunchedRole>, LaunchError> {
@@ -310,7 +354,9 @@ mod tests {
     fn spec() -> RoleSpec {
         RoleSpec {
             name: "demo-1-rollout-0-0".into(),
-            command: ["sinew", "worker", "--name", "a b"].map(str::to_owned).into(),
+            command: ["sinew", "worker", "--name", "a b"]
+                .map(str::to_owned)
+                .into(),
             env: vec![("SINEW_LOG".into(), "a b".into())],
             folder: Some("/work".into()),
             cpus: 2,
@@ -336,7 +382,10 @@ mod tests {
         ] {
             assert!(script.lines().any(|l| l == line), "{line}\n{script}");
         }
-        let bare = RoleSpec { env: Vec::new(), ..spec() };
+        let bare = RoleSpec {
+            env: Vec::new(),
+            ..spec()
+        };
         let script = launcher(None).unwrap().script(&bare);
         assert!(script.lines().all(|line| !line.is_empty()), "{script}");
     }
@@ -345,7 +394,9 @@ mod tests {
     fn a_template_of_a_user_is_checked_first() {
         let own = launcher(Some("#!/bin/sh\nsrun {{command}}\n")).unwrap();
         assert!(own.script(&spec()).contains("srun sinew worker"));
-        let why = launcher(Some("{{command}} {{gpu}}")).unwrap_err().to_string();
+        let why = launcher(Some("{{command}} {{gpu}}"))
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("gpu") && why.contains("resources"), "{why}");
         let why = launcher(Some("#!/bin/sh\n")).unwrap_err().to_string();
         assert!(why.contains("{{command}}"), "{why}");
@@ -357,8 +408,13 @@ mod tests {
         let read = |line: &str| slurm.job(line).map(|(number, job)| (number, job.state));
         let running = read("12|demo-1-engine-0-0|RUNNING|None");
         assert_eq!(running, Some(("12".into(), Launched::Running)));
-        let failed = read("13|demo-1-engine-0-0|NODE_FAIL|NonZeroExitCode").unwrap().1;
-        assert_eq!(failed, Launched::Ended("slurm: NODE_FAIL (NonZeroExitCode)".into()));
+        let failed = read("13|demo-1-engine-0-0|NODE_FAIL|NonZeroExitCode")
+            .unwrap()
+            .1;
+        assert_eq!(
+            failed,
+            Launched::Ended("slurm: NODE_FAIL (NonZeroExitCode)".into())
+        );
         assert_eq!(read("14|demo-12-engine-0-0|RUNNING|None"), None);
         assert_eq!(read("15"), None);
     }

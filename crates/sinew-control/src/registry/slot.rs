@@ -91,7 +91,11 @@ pub(super) fn checked(registration: &Registration) -> Result<(), ControlError> {
         }
     }
     if registration.host.is_empty() {
-        return Err(ControlError::field("host", "", "the name of the role's host"));
+        return Err(ControlError::field(
+            "host",
+            "",
+            "the name of the role's host",
+        ));
     }
     if registration.capacity == 0 {
         return Err(ControlError::field("capacity", 0, "at least 1"));

@@ -36,7 +36,10 @@ fn serving(version: u64, checksum: &str) -> Heartbeat {
 
 fn state(registry: &Registry, id: &RoleId) -> RoleState {
     let views = registry.views(0);
-    views.iter().find(|v| v.id == *id).map_or(RoleState::Removed, |v| v.state)
+    views
+        .iter()
+        .find(|v| v.id == *id)
+        .map_or(RoleState::Removed, |v| v.state)
 }
 
 #[test]
@@ -45,7 +48,9 @@ fn a_role_registers_beats_and_leaves() {
     let lease = registry.register(&engine(""), None, 0).unwrap();
     assert_eq!((lease.id.as_str(), lease.fence), ("run-engine-0-0", 3));
     assert_eq!(state(&registry, &lease.id), RoleState::HealthChecking);
-    let orders = registry.beat(lease.id.as_str(), 3, Heartbeat::default(), 50).unwrap();
+    let orders = registry
+        .beat(lease.id.as_str(), 3, Heartbeat::default(), 50)
+        .unwrap();
     assert!(!orders.drain && orders.wanted_version.is_none());
     assert_eq!(state(&registry, &lease.id), RoleState::Ready);
     registry.leave(lease.id.as_str(), 3, 60).unwrap();
@@ -60,9 +65,17 @@ fn a_lease_ends_by_the_owners_clock_and_may_be_taken_again() {
     let mut registry = registry();
     let lease = registry.register(&engine(""), None, 0).unwrap();
     assert!(registry.expire(99).is_empty());
-    assert_eq!(registry.expire(100), [lease.id.clone()]);
-    assert!(registry.views(100)[0].cause.as_ref().unwrap().contains("100 ms"));
-    let again = registry.register(&engine(lease.id.as_str()), Some(3), 200).unwrap();
+    assert_eq!(registry.expire(100), std::slice::from_ref(&lease.id));
+    assert!(
+        registry.views(100)[0]
+            .cause
+            .as_ref()
+            .unwrap()
+            .contains("100 ms")
+    );
+    let again = registry
+        .register(&engine(lease.id.as_str()), Some(3), 200)
+        .unwrap();
     assert_eq!(again.id, lease.id);
 }
 
@@ -72,27 +85,43 @@ fn calls_of_other_generations_are_refused_in_both_directions() {
     let lease = registry.register(&engine(""), Some(2), 0).unwrap();
     for fence in [2, 4] {
         let refused = registry.beat(lease.id.as_str(), fence, Heartbeat::default(), 1);
-        assert!(matches!(refused, Err(ControlError::Fenced { own: 3, .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ControlError::Fenced { own: 3, .. })),
+            "{refused:?}"
+        );
         assert!(registry.leave(lease.id.as_str(), fence, 1).is_err());
         assert!(registry.drain(lease.id.as_str(), Some(fence), 1).is_err());
     }
     let old_owner = registry.register(&engine(""), Some(4), 0);
-    assert!(matches!(old_owner, Err(ControlError::Fenced { given: 4, own: 3 })));
+    assert!(matches!(
+        old_owner,
+        Err(ControlError::Fenced { given: 4, own: 3 })
+    ));
     registry.drain(lease.id.as_str(), None, 2).unwrap();
 }
 
 #[test]
 fn a_newer_incarnation_replaces_the_older_one() {
     let mut registry = registry();
-    registry.register(&engine("run-engine-0-1"), None, 0).unwrap();
-    registry.register(&engine("run-engine-0-2"), None, 1).unwrap();
+    registry
+        .register(&engine("run-engine-0-1"), None, 0)
+        .unwrap();
+    registry
+        .register(&engine("run-engine-0-2"), None, 1)
+        .unwrap();
     for old in [
-        registry.beat("run-engine-0-1", 3, Heartbeat::default(), 2).map(drop),
-        registry.register(&engine("run-engine-0-1"), None, 2).map(drop),
+        registry
+            .beat("run-engine-0-1", 3, Heartbeat::default(), 2)
+            .map(drop),
+        registry
+            .register(&engine("run-engine-0-1"), None, 2)
+            .map(drop),
     ] {
         assert!(matches!(old, Err(ControlError::Superseded(_))), "{old:?}");
     }
-    registry.beat("run-engine-0-2", 3, Heartbeat::default(), 2).unwrap();
+    registry
+        .beat("run-engine-0-2", 3, Heartbeat::default(), 2)
+        .unwrap();
 }
 
 #[test]
@@ -104,12 +133,33 @@ fn wrong_registrations_are_refused_by_field() {
         (engine("run-rollout-0-0"), "name"),
         (engine("run-engine-8-0"), "name"),
         (engine(&long), "name"),
-        (Registration { host: String::new(), ..engine("") }, "host"),
-        (Registration { capacity: 0, ..engine("") }, "capacity"),
-        (Registration { build: "a\nb".into(), ..engine("") }, "build"),
+        (
+            Registration {
+                host: String::new(),
+                ..engine("")
+            },
+            "host",
+        ),
+        (
+            Registration {
+                capacity: 0,
+                ..engine("")
+            },
+            "capacity",
+        ),
+        (
+            Registration {
+                build: "a\nb".into(),
+                ..engine("")
+            },
+            "build",
+        ),
     ];
     for (registration, field) in wrong {
-        let why = registry.register(&registration, None, 0).unwrap_err().to_string();
+        let why = registry
+            .register(&registration, None, 0)
+            .unwrap_err()
+            .to_string();
         assert!(why.starts_with(field) && why.contains("allowed"), "{why}");
     }
     for _ in 0..8 {
@@ -130,15 +180,27 @@ fn engines_are_ready_only_with_the_wanted_weights() {
         let view = registry.views(1).remove(0);
         (view.state, view.quarantined)
     };
-    assert_eq!(after(Heartbeat::default()), (RoleState::WeightSyncing, false));
+    assert_eq!(
+        after(Heartbeat::default()),
+        (RoleState::WeightSyncing, false)
+    );
     assert_eq!(after(serving(4, "aa")), (RoleState::WeightSyncing, false));
     assert_eq!(after(serving(5, "bb")), (RoleState::WeightSyncing, true));
     assert_eq!(after(serving(6, "aa")), (RoleState::WeightSyncing, true));
     assert_eq!(after(serving(5, "aa")), (RoleState::Ready, false));
     registry.set_weights(6, Some("cc".into()), 2);
     assert_eq!(state(&registry, &id), RoleState::WeightSyncing);
-    let causes: Vec<String> = registry.events_after(0).into_iter().filter_map(|e| e.cause).collect();
-    assert!(causes.iter().any(|why| why.contains("checksum bb, wanted is aa")), "{causes:?}");
+    let causes: Vec<String> = registry
+        .events_after(0)
+        .into_iter()
+        .filter_map(|e| e.cause)
+        .collect();
+    assert!(
+        causes
+            .iter()
+            .any(|why| why.contains("checksum bb, wanted is aa")),
+        "{causes:?}"
+    );
 }
 
 #[test]
@@ -149,10 +211,17 @@ fn the_first_error_of_a_role_stays() {
         cause: Some(why.into()),
         ..Heartbeat::default()
     };
-    registry.beat(id.as_str(), 3, failed("out of memory"), 1).unwrap();
-    registry.beat(id.as_str(), 3, failed("connection reset"), 2).unwrap();
+    registry
+        .beat(id.as_str(), 3, failed("out of memory"), 1)
+        .unwrap();
+    registry
+        .beat(id.as_str(), 3, failed("connection reset"), 2)
+        .unwrap();
     registry.expire(200);
-    assert_eq!(registry.views(200)[0].cause.as_deref(), Some("out of memory"));
+    assert_eq!(
+        registry.views(200)[0].cause.as_deref(),
+        Some("out of memory")
+    );
     let long = "é".repeat(MAX_CAUSE_BYTES);
     let id = registry.register(&engine(""), None, 300).unwrap().id;
     registry.beat(id.as_str(), 3, failed(&long), 301).unwrap();
@@ -166,8 +235,16 @@ fn counts_are_absolute_and_met_once() {
     assert_eq!((plan.start.len(), plan.dry_run), (3, true));
     assert!(registry.views(0).is_empty());
     registry.scale(RoleKind::Engine, 3, false, 0).unwrap();
-    assert!(registry.scale(RoleKind::Engine, 3, false, 1).unwrap().is_met());
-    let why = registry.scale(RoleKind::Engine, 9, false, 1).unwrap_err().to_string();
+    assert!(
+        registry
+            .scale(RoleKind::Engine, 3, false, 1)
+            .unwrap()
+            .is_met()
+    );
+    let why = registry
+        .scale(RoleKind::Engine, 9, false, 1)
+        .unwrap_err()
+        .to_string();
     assert!(why.contains("count") && why.contains("0 to 8"), "{why}");
 }
 
@@ -175,10 +252,16 @@ fn counts_are_absolute_and_met_once() {
 fn the_least_useful_roles_drain_first() {
     let mut registry = registry();
     let beat = |registry: &mut Registry, id: &RoleId, busy: u32| {
-        let heartbeat = Heartbeat { busy, ..Heartbeat::default() };
+        let heartbeat = Heartbeat {
+            busy,
+            ..Heartbeat::default()
+        };
         registry.beat(id.as_str(), 3, heartbeat, 1).unwrap();
     };
-    let spot = Registration { preemptible: true, ..engine("") };
+    let spot = Registration {
+        preemptible: true,
+        ..engine("")
+    };
     let ids: Vec<RoleId> = [engine(""), spot, engine("")]
         .iter()
         .map(|r| registry.register(r, None, 0).unwrap().id)
@@ -188,11 +271,20 @@ fn the_least_useful_roles_drain_first() {
     }
     let plan = registry.scale(RoleKind::Engine, 1, false, 2).unwrap();
     assert_eq!(plan.drain, [ids[1].clone(), ids[2].clone()]);
-    let orders = registry.beat(ids[1].as_str(), 3, Heartbeat::default(), 3).unwrap();
+    let orders = registry
+        .beat(ids[1].as_str(), 3, Heartbeat::default(), 3)
+        .unwrap();
     assert!(orders.drain);
     assert_eq!(state(&registry, &ids[1]), RoleState::Draining);
     // A wanted count that grows again does not call back a role that drains.
-    assert_eq!(registry.scale(RoleKind::Engine, 2, false, 4).unwrap().start.len(), 1);
+    assert_eq!(
+        registry
+            .scale(RoleKind::Engine, 2, false, 4)
+            .unwrap()
+            .start
+            .len(),
+        1
+    );
 }
 
 #[test]
@@ -208,7 +300,10 @@ fn servers_from_outside_count_and_wait_for_their_health() {
     assert_eq!(state(&registry, &id), RoleState::HealthChecking);
     registry.observe(id.as_str(), Heartbeat::default(), 600);
     assert_eq!(state(&registry, &id), RoleState::Ready);
-    let none = Registration { address: None, ..engine("") };
+    let none = Registration {
+        address: None,
+        ..engine("")
+    };
     assert!(registry.add_outside(&none, 0).is_err());
 }
 
@@ -218,7 +313,12 @@ fn a_person_may_take_a_place_that_was_not_started_yet() {
     registry.scale(RoleKind::Engine, 1, false, 0).unwrap();
     let lease = registry.register(&engine(""), None, 1).unwrap();
     assert_eq!(lease.id.as_str(), "run-engine-0-0");
-    assert!(registry.scale(RoleKind::Engine, 1, true, 2).unwrap().is_met());
+    assert!(
+        registry
+            .scale(RoleKind::Engine, 1, true, 2)
+            .unwrap()
+            .is_met()
+    );
 }
 
 #[test]

@@ -29,7 +29,9 @@ pub(super) fn fitness(wanted: &WantedWeights, heartbeat: &Heartbeat) -> Fitness 
         Some(_) => match &wanted.checksum {
             Some(sum) if heartbeat.checksum.as_ref() != Some(sum) => {
                 let has = heartbeat.checksum.as_deref().unwrap_or("none");
-                Fitness::Wrong(format!("version {want} has checksum {has}, wanted is {sum}"))
+                Fitness::Wrong(format!(
+                    "version {want} has checksum {has}, wanted is {sum}"
+                ))
             }
             _ => Fitness::Fits,
         },

@@ -20,7 +20,10 @@ fn pair() -> (SupervisorCore, Registry) {
         drain_ms: 2000,
         ..ControlLimits::default()
     };
-    (SupervisorCore::new(limits(), true), Registry::new("run", 1, control))
+    (
+        SupervisorCore::new(limits(), true),
+        Registry::new("run", 1, control),
+    )
 }
 
 fn listed(name: &str, state: Launched) -> LaunchedRole {
@@ -68,7 +71,10 @@ fn a_role_that_fails_starts_again_with_growing_pauses_and_a_bound() {
     let second = [ended("run-rollout-0-1")];
     core.decide(&mut registry, Some(&second), 120);
     assert!(starts(&core.decide(&mut registry, None, 319)).is_empty());
-    assert_eq!(starts(&core.decide(&mut registry, None, 320)), ["run-rollout-0-2"]);
+    assert_eq!(
+        starts(&core.decide(&mut registry, None, 320)),
+        ["run-rollout-0-2"]
+    );
     core.decide(&mut registry, Some(&[ended("run-rollout-0-2")]), 330);
     // Three starts in the window: the next one waits until the first is old.
     assert!(starts(&core.decide(&mut registry, None, 9_000)).is_empty());
@@ -76,8 +82,14 @@ fn a_role_that_fails_starts_again_with_growing_pauses_and_a_bound() {
     assert_eq!(view.state, RoleState::Pending);
     assert!(view.cause.as_ref().unwrap().contains("exit status: 3"));
     let causes = registry.events_after(0).into_iter().filter_map(|e| e.cause);
-    assert_eq!(causes.filter(|why| why.contains("3 times in 10 s")).count(), 1);
-    assert_eq!(starts(&core.decide(&mut registry, None, 10_001)), ["run-rollout-0-3"]);
+    assert_eq!(
+        causes.filter(|why| why.contains("3 times in 10 s")).count(),
+        1
+    );
+    assert_eq!(
+        starts(&core.decide(&mut registry, None, 10_001)),
+        ["run-rollout-0-3"]
+    );
 }
 
 #[test]
@@ -100,14 +112,18 @@ fn roles_of_an_earlier_owner_are_taken_over() {
     // The name that was used is not used again, and the owner is no role.
     assert_eq!(starts(&steps), ["run-rollout-1-1", "run-rollout-2-0"]);
     assert_eq!(steps.len(), 2);
-    let known = registry.register(&registration("run-rollout-0-4"), None, 1).unwrap();
+    let known = registry
+        .register(&registration("run-rollout-0-4"), None, 1)
+        .unwrap();
     assert_eq!(known.id.as_str(), "run-rollout-0-4");
 }
 
 #[test]
 fn a_role_that_registered_before_the_first_list_is_not_ended() {
     let (mut core, mut registry) = pair();
-    registry.register(&registration("run-rollout-0-4"), None, 0).unwrap();
+    registry
+        .register(&registration("run-rollout-0-4"), None, 0)
+        .unwrap();
     let list = [listed("run-rollout-0-4", Launched::Running)];
     assert!(core.decide(&mut registry, Some(&list), 1).is_empty());
 }
@@ -127,7 +143,10 @@ fn strays_and_silent_roles_are_ended() {
     let list = [listed(id, Launched::Running)];
     let steps = core.decide(&mut registry, Some(&list), 1004);
     assert_eq!(steps, [Step::Stop(id.into())]);
-    assert_eq!(starts(&core.decide(&mut registry, Some(&list), 1104)), ["run-rollout-0-1"]);
+    assert_eq!(
+        starts(&core.decide(&mut registry, Some(&list), 1104)),
+        ["run-rollout-0-1"]
+    );
 }
 
 #[test]
@@ -156,7 +175,9 @@ fn a_drain_ends_by_itself_or_by_its_deadline() {
     let list = [ended(names[0]), listed(names[1], Launched::Running)];
     assert!(core.decide(&mut registry, Some(&list), 20).is_empty());
     assert!(registry.views(20).iter().all(|view| view.cause.is_none()));
-    registry.beat(names[1], 1, Heartbeat::default(), 1500).unwrap();
+    registry
+        .beat(names[1], 1, Heartbeat::default(), 1500)
+        .unwrap();
     let steps = core.decide(&mut registry, Some(&list), 2010);
     assert_eq!(steps, [Step::Stop(names[1].into())]);
     let cause = registry.views(2010)[0].cause.clone().unwrap();

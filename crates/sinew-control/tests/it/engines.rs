@@ -35,7 +35,8 @@ async fn ray_submit(State(jobs): Kept, Json(mut job): Json<Value>) -> Response {
     let id = job["submission_id"].as_str().unwrap().to_owned();
     if jobs.contains_key(&id) || job["entrypoint_num_cpus"].as_u64() > Some(64) {
         // Ray 2.60 answers so, not with 409.
-        let text = format!("Traceback ...\nValueError: Job with submission_id {id} already exists.");
+        let text =
+            format!("Traceback ...\nValueError: Job with submission_id {id} already exists.");
         return (StatusCode::INTERNAL_SERVER_ERROR, text).into_response();
     }
     job["status"] = json!("RUNNING");
@@ -73,7 +74,10 @@ fn ray_jobs_are_submitted_once_and_found_by_name() {
         .route("/api/jobs/", get(ray_list).post(ray_submit))
         .route("/api/jobs/{id}", get(ray_job))
         .route("/api/jobs/{id}/stop", post(ray_stop))
-        .route("/api/jobs/{id}/logs", get(async || Json(json!({"logs": "one\ntwo\n"}))))
+        .route(
+            "/api/jobs/{id}/logs",
+            get(async || Json(json!({"logs": "one\ntwo\n"}))),
+        )
         .with_state(Arc::clone(&jobs));
     let served = Served::new(router);
     let ray = RayLauncher::new(&served.url().replace("http://", "ray://"), "demo-1").unwrap();
@@ -83,7 +87,10 @@ fn ray_jobs_are_submitted_once_and_found_by_name() {
     let job = jobs.lock().unwrap()["demo-1-rollout-0-0"].clone();
     assert_eq!(job["entrypoint"], "cd /shared && exec sinew worker");
     assert_eq!(job["runtime_env"]["env_vars"]["SINEW_LOG"], "info");
-    assert_eq!((&job["entrypoint_num_gpus"], &job["entrypoint_memory"]), (&json!(1), &json!(64 << 20)));
+    assert_eq!(
+        (&job["entrypoint_num_gpus"], &job["entrypoint_memory"]),
+        (&json!(1), &json!(64 << 20))
+    );
     let listed = ray.list().unwrap();
     assert_eq!((listed.len(), &listed[0].state), (1, &Launched::Running));
     assert_eq!(ray.logs(&role.name, 1).unwrap(), "two");
@@ -91,7 +98,10 @@ fn ray_jobs_are_submitted_once_and_found_by_name() {
     ray.stop(&role.name).unwrap();
     assert!(matches!(ray.list().unwrap()[0].state, Launched::Ended(_)));
     ray.stop("demo-1-rollout-1-0").unwrap();
-    let large = RoleSpec { cpus: 65, ..spec("demo-1-rollout-2-0") };
+    let large = RoleSpec {
+        cpus: 65,
+        ..spec("demo-1-rollout-2-0")
+    };
     let why = ray.ensure(&large).unwrap_err().to_string();
     assert!(why.contains("500"), "{why}");
     assert!(RayLauncher::new("head", "demo-1").is_err());
@@ -103,7 +113,10 @@ async fn kube_create(
     headers: HeaderMap,
     Json(mut object): Json<Value>,
 ) -> Response {
-    if headers.get("authorization").is_none_or(|value| value != "Bearer secret") {
+    if headers
+        .get("authorization")
+        .is_none_or(|value| value != "Bearer secret")
+    {
         let body = json!({"kind": "Status", "message": "Unauthorized", "code": 401});
         return (StatusCode::UNAUTHORIZED, Json(body)).into_response();
     }
@@ -111,7 +124,8 @@ async fn kube_create(
     let path = format!("{}/{name}", uri.path());
     let mut objects = objects.lock().unwrap();
     if objects.contains_key(&path) {
-        let body = json!({"kind": "Status", "reason": "AlreadyExists", "message": "exists", "code": 409});
+        let body =
+            json!({"kind": "Status", "reason": "AlreadyExists", "message": "exists", "code": 409});
         return (StatusCode::CONFLICT, Json(body)).into_response();
     }
     object["status"] = json!({"active": 1});
@@ -128,7 +142,10 @@ async fn kube_list(State(objects): Kept, uri: Uri) -> Json<Value> {
 }
 
 async fn kube_replace(State(objects): Kept, uri: Uri, Json(object): Json<Value>) -> Json<Value> {
-    objects.lock().unwrap().insert(uri.path().to_owned(), object.clone());
+    objects
+        .lock()
+        .unwrap()
+        .insert(uri.path().to_owned(), object.clone());
     Json(object)
 }
 
@@ -141,7 +158,9 @@ async fn kube_delete(State(objects): Kept, uri: Uri) -> Response {
 
 fn cluster() -> Served {
     let objects = post(kube_create).get(kube_list);
-    let object = get(async || "log line\n").put(kube_replace).delete(kube_delete);
+    let object = get(async || "log line\n")
+        .put(kube_replace)
+        .delete(kube_delete);
     let router = Router::new()
         .route("/api/v1/namespaces/ns/{kind}", objects.clone())
         .route("/api/v1/namespaces/ns/{kind}/{name}", object.clone())
@@ -171,7 +190,10 @@ fn kubernetes_jobs_are_created_once_listed_and_deleted() {
     cluster.ensure(&role).unwrap();
     cluster.ensure(&role).unwrap();
     let listed = cluster.list().unwrap();
-    assert_eq!((listed.len(), listed[0].name.as_str()), (1, "demo-123456-rollout-0-0"));
+    assert_eq!(
+        (listed.len(), listed[0].name.as_str()),
+        (1, "demo-123456-rollout-0-0")
+    );
     assert_eq!(listed[0].state, Launched::Running);
     assert_eq!(cluster.logs(&role.name, 5).unwrap(), "");
     cluster.stop(&role.name).unwrap();
@@ -192,9 +214,15 @@ fn the_objects_of_a_run_are_created_and_its_recipe_is_replaced() {
     assert_eq!(cluster.list().unwrap().len(), 1);
     let stranger = KubernetesAccess::new(&served.url(), "other", None);
     let stranger = KubernetesLauncher::new(stranger, options()).unwrap();
-    let why = stranger.ensure(&spec("demo-123456-rollout-0-0")).unwrap_err().to_string();
+    let why = stranger
+        .ensure(&spec("demo-123456-rollout-0-0"))
+        .unwrap_err()
+        .to_string();
     assert!(why.contains("401") && why.contains("Unauthorized"), "{why}");
-    let wrong = KubernetesOptions { namespace: Some("a b".into()), ..options() };
+    let wrong = KubernetesOptions {
+        namespace: Some("a b".into()),
+        ..options()
+    };
     let access = KubernetesAccess::new(&served.url(), "secret", None);
     assert!(KubernetesLauncher::new(access, wrong).is_err());
 }

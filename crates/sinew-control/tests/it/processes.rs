@@ -34,7 +34,10 @@ fn wait_for(mut holds: impl FnMut() -> bool) {
 
 fn state(launcher: &LocalLauncher, name: &str) -> Option<Launched> {
     let listed = launcher.list().unwrap().into_iter();
-    listed.filter(|role| role.name == name).map(|role| role.state).next()
+    listed
+        .filter(|role| role.name == name)
+        .map(|role| role.state)
+        .next()
 }
 
 #[test]
@@ -86,7 +89,10 @@ fn a_stop_ends_a_child_with_everything_that_it_started() {
 fn the_end_of_the_owner_closes_the_input_of_its_children() {
     let dir = tempfile::tempdir().unwrap();
     let launcher = LocalLauncher::new(dir.path());
-    let spec = sh("r-rollout-0-0", "trap '' TERM; echo ready; cat; echo closed");
+    let spec = sh(
+        "r-rollout-0-0",
+        "trap '' TERM; echo ready; cat; echo closed",
+    );
     launcher.ensure(&spec).unwrap();
     wait_for(|| !launcher.logs(&spec.name, 1).unwrap().is_empty());
     drop(launcher);
@@ -100,7 +106,10 @@ fn the_supervisor_replaces_what_fails_and_ends_what_runs() {
     let desk = Arc::new(ControlDesk::new("r", 1, ControlLimits::default()));
     desk.scale(RoleKind::Rollout, 1, false).unwrap();
     let marker = dir.path().join("failed");
-    let script = format!("test -e {0} && exec sleep 1000; touch {0}; echo no memory; exit 3", marker.display());
+    let script = format!(
+        "test -e {0} && exec sleep 1000; touch {0}; echo no memory; exit 3",
+        marker.display()
+    );
     let parts = SupervisorParts {
         desk: Arc::clone(&desk),
         launcher: Box::new(LocalLauncher::new(dir.path())),
@@ -114,10 +123,21 @@ fn the_supervisor_replaces_what_fails_and_ends_what_runs() {
     };
     let supervisor = Supervisor::start(parts).unwrap();
     let causes = || -> Vec<String> {
-        desk.events_after(0).into_iter().filter_map(|event| event.cause).collect()
+        desk.events_after(0)
+            .into_iter()
+            .filter_map(|event| event.cause)
+            .collect()
     };
-    wait_for(|| causes().iter().any(|why| why.contains("no memory") && why.contains('3')));
-    wait_for(|| desk.views().iter().any(|view| view.id.as_str() == "r-rollout-0-1"));
+    wait_for(|| {
+        causes()
+            .iter()
+            .any(|why| why.contains("no memory") && why.contains('3'))
+    });
+    wait_for(|| {
+        desk.views()
+            .iter()
+            .any(|view| view.id.as_str() == "r-rollout-0-1")
+    });
     let view = desk.views().remove(0);
     assert!(view.cause.unwrap().contains("no memory"));
     // It never registered, so it does not end by itself.

@@ -41,7 +41,10 @@ fn a_role_lives_from_registration_to_its_end() {
     desk.set_wanted_version(7);
     let role = RoleClient::register(&served.url(), TOKEN, &engine()).unwrap();
     let orders = role.beat(&serving(6)).unwrap();
-    assert_eq!((orders.wanted_version, orders.drain, orders.fence), (Some(7), false, 1));
+    assert_eq!(
+        (orders.wanted_version, orders.drain, orders.fence),
+        (Some(7), false, 1)
+    );
     assert_eq!(desk.views()[0].state, RoleState::WeightSyncing);
     role.beat(&serving(7)).unwrap();
     let views = RoleClient::roles(&served.url(), TOKEN, Some(RoleKind::Engine)).unwrap();
@@ -67,7 +70,10 @@ fn roles_register_again_with_the_next_owner_and_refuse_the_last_one() {
         ..engine()
     };
     let mut moved = RoleClient::register(&new_served.url(), TOKEN, &registration).unwrap();
-    assert_eq!((moved.lease().fence, &moved.lease().id), (2, &role.lease().id));
+    assert_eq!(
+        (moved.lease().fence, &moved.lease().id),
+        (2, &role.lease().id)
+    );
     moved.again().unwrap();
     moved.beat(&Heartbeat::default()).unwrap();
     // Two owners of one address: what the newer one leased, the older one refuses.
@@ -100,14 +106,19 @@ fn counts_are_set_over_http_and_outlive_the_owner() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("wanted.json");
     let first = desk(1);
-    first.keep_wanted(file.clone(), &[(RoleKind::Rollout, 2)]).unwrap();
+    first
+        .keep_wanted(file.clone(), &[(RoleKind::Rollout, 2)])
+        .unwrap();
     let served = serve(&first);
     let owner = OwnerClient::new(&served.url(), TOKEN).unwrap();
     let dry = owner.scale(RoleKind::Rollout, 5, true).unwrap();
     assert_eq!((dry.before, dry.start.len()), (2, 3));
     owner.scale(RoleKind::Rollout, 5, false).unwrap();
     assert!(owner.scale(RoleKind::Rollout, 5, false).unwrap().is_met());
-    let why = owner.scale(RoleKind::Rollout, 9999, false).unwrap_err().to_string();
+    let why = owner
+        .scale(RoleKind::Rollout, 9999, false)
+        .unwrap_err()
+        .to_string();
     assert!(why.contains("count") && why.contains("1024"), "{why}");
     let next = desk(2);
     next.keep_wanted(file, &[(RoleKind::Rollout, 2)]).unwrap();
@@ -121,8 +132,17 @@ fn servers_are_added_by_hand_and_a_run_is_asked_to_end() {
     let owner = OwnerClient::new(&served.url(), TOKEN).unwrap();
     let id = owner.add(&engine()).unwrap();
     assert_eq!(id.as_str(), "run-engine-0-0");
-    let none = Registration { address: None, ..engine() };
-    assert!(owner.add(&none).unwrap_err().to_string().contains("address"));
+    let none = Registration {
+        address: None,
+        ..engine()
+    };
+    assert!(
+        owner
+            .add(&none)
+            .unwrap_err()
+            .to_string()
+            .contains("address")
+    );
     assert!(!owner.page(None).unwrap().stopping);
     owner.stop().unwrap();
     assert!(desk.is_stopping() && owner.page(None).unwrap().stopping);
@@ -136,11 +156,25 @@ fn nothing_is_answered_without_the_token_or_to_what_is_no_call() {
     let served = serve(&desk);
     let other = OwnerClient::new(&served.url(), "fedcba9876543210").unwrap();
     let refused = other.page(None).unwrap_err();
-    assert!(matches!(refused, ControlError::Refused { status: 401, .. }), "{refused}");
+    assert!(
+        matches!(refused, ControlError::Refused { status: 401, .. }),
+        "{refused}"
+    );
     let refused = RoleClient::register(&served.url(), "fedcba9876543210", &engine());
-    assert!(matches!(refused, Err(ControlError::Refused { status: 401, .. })));
-    let zero = Registration { capacity: 0, ..engine() };
-    let why = RoleClient::register(&served.url(), TOKEN, &zero).unwrap_err().to_string();
-    assert!(why.contains("capacity") && why.contains("at least 1"), "{why}");
+    assert!(matches!(
+        refused,
+        Err(ControlError::Refused { status: 401, .. })
+    ));
+    let zero = Registration {
+        capacity: 0,
+        ..engine()
+    };
+    let why = RoleClient::register(&served.url(), TOKEN, &zero)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        why.contains("capacity") && why.contains("at least 1"),
+        "{why}"
+    );
     assert!(OwnerClient::new("gpu-1:80", TOKEN).is_err());
 }

@@ -40,7 +40,12 @@ fn programs(dir: &Path) {
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
-        writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        writer
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(text.as_bytes())
+            .unwrap();
         assert!(writer.wait().unwrap().success());
     }
 }
@@ -83,7 +88,10 @@ fn a_job_is_submitted_once_listed_and_cancelled() {
     assert!(script.ends_with("exec sinew worker\n"), "{script}");
     slurm.stop(&role.name).unwrap();
     let listed = slurm.list().unwrap();
-    assert_eq!(listed[0].state, Launched::Ended("slurm: CANCELLED (None)".into()));
+    assert_eq!(
+        listed[0].state,
+        Launched::Ended("slurm: CANCELLED (None)".into())
+    );
     slurm.stop(&role.name).unwrap();
     std::fs::write(dir.path().join("logs/demo-1-rollout-0-0.log"), "one\ntwo\n").unwrap();
     assert_eq!(slurm.logs(&role.name, 1).unwrap(), "two");
@@ -94,9 +102,14 @@ fn refusals_have_the_words_of_slurm() {
     let dir = tempfile::tempdir().unwrap();
     programs(dir.path());
     std::fs::write(dir.path().join("full"), "").unwrap();
-    let why = launcher(dir.path()).ensure(&spec("demo-1-rollout-0-0")).unwrap_err();
+    let why = launcher(dir.path())
+        .ensure(&spec("demo-1-rollout-0-0"))
+        .unwrap_err();
     assert!(why.to_string().contains("queue is full"), "{why}");
     let empty = tempfile::tempdir().unwrap();
     let why = launcher(empty.path()).list().unwrap_err().to_string();
-    assert!(why.contains("needs the program") && why.contains("squeue"), "{why}");
+    assert!(
+        why.contains("needs the program") && why.contains("squeue"),
+        "{why}"
+    );
 }

@@ -7,6 +7,7 @@
 )]
 
 mod adapters;
+mod chat;
 mod conformance;
 mod evaluation;
 mod experts;

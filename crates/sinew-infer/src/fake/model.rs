@@ -12,7 +12,8 @@ use sinew_types::{
 /// Probabilities of the tokens that can follow a prefix, the most likely first.
 pub(super) const PROBABILITIES: [f32; 4] = [0.4, 0.3, 0.2, 0.1];
 
-/// The distribution that a [`FakeEngine`](super::FakeEngine) samples: after each prefix four tokens, or the end.
+/// The distribution that [`FakeEngine`](super::FakeEngine) samples: after each prefix four tokens, or the
+/// end.
 ///
 /// The four have probabilities 0.4, 0.3, 0.2 and 0.1 at temperature 1; which ids they are is a hash
 /// of seed and prefix.

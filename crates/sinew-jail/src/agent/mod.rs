@@ -1,10 +1,12 @@
 //! The agent: the first process of a container or of a virtual machine.
 //!
 //! It takes requests from the host over one connection, runs programs inside the walls that the host
-//! describes, reads and writes files below `/work`, and ends when the connection ends. It must be the first
-//! process of its PID namespace: it ends executions by killing everything else in there. The command
-//! `without-mount PATH PROGRAM ARGS`, outside of any sandbox, makes it a program that does not see the mount
-//! at PATH.
+//! describes, reads and writes files below `/work` (with a writable root, anywhere), and ends when the
+//! connection ends. It must be the first process of its PID namespace: it ends executions by killing
+//! everything else in there.
+//!
+//! Outside of any sandbox, the command `without-mount PATH PROGRAM ARGS` makes it a program that does not see
+//! the mount at PATH, and `with-layer PLAN PROGRAM ARGS` one that sees a writable root (`crate::layer`).
 //!
 //! Requests are answered one at a time, in the order in which they come. A frame that is too long, or
 //! that does not belong, is a defect of the host, which is trusted: the agent ends, and the kernel ends
@@ -16,7 +18,8 @@
 //! | `link` | frames in and out |
 //! | `program`, `waiting` | starts programs inside walls; keeps an interpreter ready |
 //! | `run` | one execution: input, output, deadline, end |
-//! | `files` | content of `/work` in and out, as the programs' user |
+//! | `files` | content of `/work` in and out, as the programs' user; of any path with a writable root |
+//! | `setup`, `who` | the first request; users of a writable root |
 //! | `group`, `sys` | control groups of a machine; system calls |
 
 mod files;
@@ -24,18 +27,22 @@ mod group;
 mod link;
 mod program;
 mod run;
+mod setup;
 mod sys;
 mod waiting;
+mod who;
 
-use crate::landlock;
+use crate::landlock::{self, Writable};
+use crate::layer::{self, LayerPlan};
 use crate::seccomp::Filter;
-use crate::wire::{self, Put, Take, VERSION, ask, tell};
+use crate::wire::{Put, Take, VERSION, ask, tell};
 use link::Link;
 use nix::fcntl::OFlag;
 use nix::mount::MsFlags;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::stat::Mode;
-use program::{Setup, Walls};
+use program::{Root, Setup, Walls};
+use setup::SetupRequest;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Error, Result};
@@ -62,6 +69,12 @@ pub fn main(args: &[OsString]) -> i32 {
         eprintln!("agent: {}", sys::without_mount(&path, program));
         return 126;
     }
+    if let [mode, plan, program @ ..] = args
+        && mode == "with-layer"
+    {
+        eprintln!("agent: {}", with_layer(plan, program));
+        return 126;
+    }
     if std::process::id() != 1 {
         eprintln!("the agent must be the first process of a PID namespace");
         return 64;
@@ -83,6 +96,17 @@ pub fn main(args: &[OsString]) -> i32 {
         eprintln!("agent: {e}");
     }
     1
+}
+
+/// Becomes a program in a mount namespace with a writable layer; returns the reason if it could not.
+fn with_layer(plan: &std::ffi::OsStr, program: &[OsString]) -> String {
+    let made = serde_json::from_slice::<LayerPlan>(plan.as_bytes())
+        .map_err(crate::Error::from)
+        .and_then(|plan| layer::enter(&plan));
+    match made {
+        Ok(()) => sys::run_instead(program).to_string(),
+        Err(e) => e.to_string(),
+    }
 }
 
 /// Makes a bare kernel a place for programs, and opens the port to the host.
@@ -115,6 +139,8 @@ struct Agent {
     mounted: bool,
     /// First failure of PUT since the last SYNC.
     put: Result<()>,
+    /// Folder that PLACE opened since the last SYNC; `None`: the work folder.
+    base: Option<files::Base>,
 }
 
 impl Agent {
@@ -133,6 +159,7 @@ impl Agent {
             waiting: Waiting::default(),
             mounted: false,
             put: Ok(()),
+            base: None,
         })
     }
 
@@ -194,13 +221,28 @@ impl Agent {
                 return run::exec(link, &self.setup, waiting, &self.children, &bytes);
             }
             ask::PUT => {
-                let put = self.as_user(|link| files::put(link, &bytes));
-                if self.put.is_ok() {
-                    self.put = put;
-                }
+                let base = self.base.take();
+                let put = self.as_user(|link| files::put(link, base.as_ref(), &bytes));
+                self.base = base;
+                self.keep_first(put);
                 return Ok(());
             }
-            ask::SYNC => std::mem::replace(&mut self.put, Ok(())).map(|()| Vec::new()),
+            ask::PLACE => {
+                // Without a folder to go to, nothing of what follows is made.
+                self.base = match self.open_place(&bytes) {
+                    Ok(base) => Some(base),
+                    Err(e) => {
+                        self.keep_first(Err(e));
+                        Some(files::Base::nowhere())
+                    }
+                };
+                return Ok(());
+            }
+            ask::SYNC => {
+                self.base = None;
+                std::mem::replace(&mut self.put, Ok(())).map(|()| Vec::new())
+            }
+            ask::FETCH => self.fetch(&bytes),
             ask::READ => self
                 .as_user(|link| files::read(link, &bytes))
                 .map(|()| Vec::new()),
@@ -212,7 +254,7 @@ impl Agent {
                 self.as_user(|_| files::reset()).map(|()| Vec::new())
             }
             ask::STATS => {
-                let (bytes, count) = files::count();
+                let (bytes, count) = files::count(self.setup.root.is_some());
                 Ok(vec![bytes, count, processes()])
             }
             ask::RESUME => self.resume(&bytes).map(|()| Vec::new()),
@@ -234,6 +276,13 @@ impl Agent {
         self.link.send(&frame.frame())
     }
 
+    /// Remembers the first failure for SYNC.
+    fn keep_first(&mut self, put: Result<()>) {
+        if self.put.is_ok() {
+            self.put = put;
+        }
+    }
+
     /// Acts with the file rights of the programs' user: a file that the user may not open is not read for
     /// the host either, and what is made belongs to the user. Links planted in `/work` gain nothing.
     fn as_user(&mut self, act: impl FnOnce(&mut Link) -> Result<()>) -> Result<()> {
@@ -246,46 +295,14 @@ impl Agent {
     /// SETUP: user, interpreter, filter, environment and limits of all programs after it. An interpreter
     /// that waits has the walls of the last SETUP, so it is ended first.
     fn set_up(&mut self, bytes: &[u8]) -> Result<()> {
-        let wrong = || Error::from_raw_os_error(71);
-        let mut take = Take(bytes);
-        let user = take.number().ok_or_else(wrong)? as u32;
-        let (warm, tcp) = (
-            take.byte().ok_or_else(wrong)?,
-            take.byte().ok_or_else(wrong)?,
-        );
-        let work_bytes = take.number().ok_or_else(wrong)?;
-        let inodes = take.number().ok_or_else(wrong)?;
-        let python = take.bytes().ok_or_else(wrong)?.to_vec();
-        let filter = take.bytes().ok_or_else(wrong)?.to_vec();
-        let env = take.list().ok_or_else(wrong)?;
-        let mut limits = Vec::new();
-        let mut together = None;
-        while let Some(resource) = take.number() {
-            let limit = [
-                resource,
-                take.number().ok_or_else(wrong)?,
-                take.number().ok_or_else(wrong)?,
-            ];
-            match resource {
-                wire::TOGETHER => together = Some(limit),
-                _ => limits.push(limit),
-            }
-        }
+        let asked = SetupRequest::parse(bytes).ok_or_else(|| Error::from_raw_os_error(71))?;
         self.waiting.clear();
-        let machine = self.setup.machine;
+        let (machine, writable) = (self.setup.machine, asked.root.is_some());
         if machine {
-            if let Some([_, memory_bytes, processes]) = together {
-                group::limit(memory_bytes, processes)?;
-            }
-            let options =
-                format!("size={work_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}");
-            let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-            // Again with other sizes.
-            flags.set(MsFlags::MS_REMOUNT, self.mounted);
-            for path in [files::WORK, files::TMP] {
-                sys::mount_new("tmpfs", path, flags, &options)?;
-            }
-            self.mounted = true;
+            self.mount_folders(&asked)?;
+        }
+        if writable {
+            files::make_folders()?;
         }
         let common = landlock::Common::open(Path::new("/")).map_err(Error::other)?;
         // The folders are opened without reading: they belong to the user, and root has no right to pass
@@ -293,14 +310,21 @@ impl Agent {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let folder = |path| nix::fcntl::open(path, flags, Mode::empty());
         let folders = (folder(files::WORK)?, folder(files::TMP)?);
-        let ruleset = |common: landlock::Common| common.ruleset(&folders.0, &folders.1, tcp == 1);
+        let write = if writable {
+            Writable::Everything
+        } else {
+            Writable::Folders
+        };
+        let ruleset =
+            |common: landlock::Common| common.ruleset(&folders.0, &folders.1, asked.tcp, write);
         let landlock = common.map(ruleset).transpose().map_err(Error::other)?;
+        let user = if writable { 0 } else { asked.user };
         let walls = Walls {
             user,
-            limits,
+            limits: asked.limits,
             filter: Filter {
-                instructions: (filter.len() / 8) as u16,
-                bytes: filter,
+                instructions: (asked.filter.len() / 8) as u16,
+                bytes: asked.filter,
             },
             landlock,
             group: machine,
@@ -308,12 +332,58 @@ impl Agent {
         };
         self.setup = Setup {
             walls,
-            env,
-            python,
-            warm: warm == 1,
+            env: asked.env,
+            python: asked.python,
+            warm: asked.warm,
             machine,
+            root: asked.root.map(|(user, workdir)| Root::new(user, workdir)),
         };
         Ok(())
+    }
+
+    /// Mounts the folders of a machine, or mounts them again with other sizes, and bounds its programs.
+    fn mount_folders(&mut self, asked: &SetupRequest) -> Result<()> {
+        if let Some([_, memory_bytes, processes]) = asked.together {
+            group::limit(memory_bytes, processes)?;
+        }
+        let (size, inodes, user) = (asked.work_bytes, asked.inodes, asked.user);
+        let options = format!("size={size},nr_inodes={inodes},mode=0700,uid={user},gid={user}");
+        let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        flags.set(MsFlags::MS_REMOUNT, self.mounted);
+        for path in [files::WORK, files::TMP] {
+            sys::mount_new("tmpfs", path, flags, &options)?;
+        }
+        self.mounted = true;
+        Ok(())
+    }
+
+    /// PLACE: the folder below which the next files go, as root of the sandbox.
+    fn open_place(&mut self, bytes: &[u8]) -> Result<files::Base> {
+        let wrong = || Error::from_raw_os_error(71);
+        let mut take = Take(bytes);
+        let path = take.bytes().ok_or_else(wrong)?;
+        let replace = take.byte().ok_or_else(wrong)? == 1;
+        let user = take.bytes().ok_or_else(wrong)?;
+        if self.setup.root.is_none() {
+            return Err(Error::from_raw_os_error(libc::EPERM));
+        }
+        let owner = match user {
+            b"" => (0, 0),
+            user => {
+                let found = who::user(user)?;
+                (found.user, found.group)
+            }
+        };
+        files::place(path, owner, replace)
+    }
+
+    /// FETCH: sends what is at a path of a writable root; whether there is something.
+    fn fetch(&mut self, bytes: &[u8]) -> Result<Vec<u64>> {
+        if self.setup.root.is_none() {
+            return Err(Error::from_raw_os_error(libc::EPERM));
+        }
+        let there = files::fetch(&mut self.link, bytes)?;
+        Ok(vec![u64::from(there)])
     }
 
     /// Sets clock, random numbers and name after the machine was restored from a snapshot: two copies of one

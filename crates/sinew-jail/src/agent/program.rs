@@ -8,11 +8,12 @@
 
 use super::group;
 use super::sys;
+use super::who;
 use crate::exec;
 use crate::process;
 use crate::python;
 use crate::seccomp::Filter;
-use crate::walls::{EXECVE, FORK, Failure, GuestProgram, PROGRAM, Plan};
+use crate::walls::{EXECVE, FOLDER, FORK, Failure, GuestProgram, PROGRAM, Plan, WHO};
 use crate::wire::Put;
 use std::ffi::CString;
 use std::fs::File;
@@ -23,7 +24,8 @@ use std::os::unix::net::UnixStream;
 /// Walls around programs, as SETUP describes them.
 #[derive(Default)]
 pub(super) struct Walls {
-    /// User and group that programs become, and whose files they make.
+    /// User and group that programs become, and whose files they make; with a writable root, the user that
+    /// handles files for the host.
     pub(super) user: u32,
     /// Resource, soft and hard limit (setrlimit(2)).
     pub(super) limits: Vec<[u64; 3]>,
@@ -40,6 +42,48 @@ pub(super) struct Walls {
 /// Number of the CPU limit in `setrlimit(2)`.
 pub(super) const CPU: u64 = libc::RLIMIT_CPU as u64;
 
+/// Capabilities over files that root of a user namespace keeps: CHOWN, DAC_OVERRIDE, FOWNER.
+const ROOT_KEEPS: [u32; 3] = [0, 1, 3];
+
+/// A root that programs can change, as SETUP describes it.
+pub(super) struct Root {
+    /// User of programs that name none.
+    user: Vec<u8>,
+    /// Folder of programs that name none.
+    workdir: Vec<u8>,
+    /// Capabilities of programs of root.
+    kept: &'static [u32],
+}
+
+impl Root {
+    /// Root keeps capabilities only if they belong to a user namespace.
+    pub(super) fn new(user: Vec<u8>, workdir: Vec<u8>) -> Self {
+        let kept: &'static [u32] = if who::in_user_namespace() {
+            &ROOT_KEEPS
+        } else {
+            &[]
+        };
+        Self {
+            user,
+            workdir,
+            kept,
+        }
+    }
+}
+
+/// User, folder and rights of one program.
+pub(super) struct Place {
+    user: u32,
+    group: u32,
+    groups: Vec<u32>,
+    workdir: Vec<u8>,
+    kept: &'static [u32],
+    /// Rights that new files do not get.
+    mask: u32,
+    /// Home of the user, with a writable root.
+    pub(super) home: Option<Vec<u8>>,
+}
+
 /// Adds the step to an error.
 pub(super) fn at(step: u32) -> impl Fn(Error) -> Failure {
     move |e| (step, e.raw_os_error().unwrap_or(0))
@@ -48,7 +92,12 @@ pub(super) fn at(step: u32) -> impl Fn(Error) -> Failure {
 impl Walls {
     /// Confines this process. It may take `ready_s` seconds of processors more than its limit, and wait
     /// `apart`.
-    fn confine(&self, ready_s: u64, apart: bool) -> std::result::Result<(), Failure> {
+    fn confine(
+        &self,
+        place: &Place,
+        ready_s: u64,
+        apart: bool,
+    ) -> std::result::Result<(), Failure> {
         if self.open {
             return std::env::set_current_dir("/work").map_err(at(PROGRAM));
         }
@@ -61,7 +110,11 @@ impl Walls {
             (*soft, *hard) = (*soft + ready_s, *hard + ready_s);
         }
         let program = GuestProgram {
-            user: self.user,
+            user: place.user,
+            group: place.group,
+            groups: &place.groups,
+            workdir: &place.workdir,
+            kept: place.kept,
             limits: &limits,
             landlock: self.landlock.is_some(),
             // The forks of one that waits apart set it before their programs.
@@ -85,6 +138,8 @@ pub(super) struct Setup {
     pub(super) warm: bool,
     /// A whole machine is the sandbox: its kernel's counters are the sandbox's.
     pub(super) machine: bool,
+    /// Set if programs can write everywhere.
+    pub(super) root: Option<Root>,
 }
 
 /// A program that was started.
@@ -137,15 +192,54 @@ impl Child {
 }
 
 impl Setup {
+    /// The place of a program with this user and folder; empty: those of the sandbox.
+    ///
+    /// # Errors
+    /// The step that failed: there is no such user, the folder is not absolute, or there is no choice.
+    pub(super) fn place(&self, user: &[u8], workdir: &[u8]) -> std::result::Result<Place, Failure> {
+        let Some(root) = &self.root else {
+            if !user.is_empty() || !workdir.is_empty() {
+                return Err((WHO, libc::EINVAL));
+            }
+            return Ok(Place {
+                user: self.walls.user,
+                group: self.walls.user,
+                groups: Vec::new(),
+                workdir: b"/work".to_vec(),
+                kept: &[],
+                mask: 0o077,
+                home: None,
+            });
+        };
+        let or = |given: &[u8], own: &[u8]| {
+            let chosen = if given.is_empty() { own } else { given };
+            chosen.to_vec()
+        };
+        let (user, workdir) = (or(user, &root.user), or(workdir, &root.workdir));
+        if !workdir.starts_with(b"/") || workdir.contains(&0) {
+            return Err((FOLDER, libc::EINVAL));
+        }
+        let found = who::user(&user).map_err(at(WHO))?;
+        Ok(Place {
+            kept: if found.user == 0 { root.kept } else { &[] },
+            user: found.user,
+            group: found.group,
+            groups: found.groups,
+            workdir,
+            mask: 0o022,
+            home: Some(found.home),
+        })
+    }
+
     /// Starts a program with these descriptors; its number. It comes back when the program has taken the
     /// child's place, or with the step that failed.
     fn launch(
         &self,
         theirs: &[RawFd],
+        place: &Place,
         argv: &[CString],
         env: &[CString],
-        waits: bool,
-        apart: bool,
+        (waits, apart): (bool, bool),
     ) -> std::result::Result<i32, Failure> {
         let failed = at(FORK);
         let (said, say) = sys::pipe().map_err(&failed)?;
@@ -153,7 +247,8 @@ impl Setup {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let ready_s = if waits { READY_S } else { 0 };
-            let (step, errno) = become_program(&self.walls, ready_s, apart, theirs, argv, env);
+            let confine = || self.walls.confine(place, ready_s, apart);
+            let (step, errno) = become_program(place.mask, confine, theirs, argv, env);
             let mut record = step.to_ne_bytes().to_vec();
             record.extend_from_slice(&errno.to_ne_bytes());
             let _ = File::from(say).write_all(&record);
@@ -180,6 +275,7 @@ impl Setup {
 
     pub(super) fn start(
         &self,
+        place: &Place,
         argv: &[CString],
         env: &[CString],
         waits: bool,
@@ -191,7 +287,7 @@ impl Setup {
         let (control_r, control) = sys::pipe().map_err(&failed)?;
         let theirs = [&in_r, &out_w, &err_w, &control_r].map(AsRawFd::as_raw_fd);
         let theirs = if waits { &theirs[..] } else { &theirs[..3] };
-        let pid = self.launch(theirs, argv, env, waits, false)?;
+        let pid = self.launch(theirs, place, argv, env, (waits, false))?;
         let child = Child::waiting(pid, [stdin, out_r, err_r, control]);
         let mut child = child.map_err(&failed)?;
         if !waits {
@@ -227,7 +323,8 @@ impl Setup {
         let (ours, theirs) = UnixStream::pair().ok()?;
         let null = null.as_raw_fd();
         let fds = [null, null, null, theirs.as_raw_fd()];
-        let pid = self.launch(&fds, &argv, &env, true, true).ok()?;
+        let place = self.place(b"", b"").ok()?;
+        let pid = self.launch(&fds, &place, &argv, &env, (true, true)).ok()?;
         Some((pid, ours))
     }
 
@@ -238,7 +335,8 @@ impl Setup {
         }
         let argv = python::waiting(&self.python, "guest", python::GUEST).ok()?;
         let env = texts(&self.env).ok()?;
-        self.start(&argv, &env, true).ok()
+        let place = self.place(b"", b"").ok()?;
+        self.start(&place, &argv, &env, true).ok()
     }
 }
 
@@ -249,21 +347,20 @@ pub(super) fn texts(list: &[Vec<u8>]) -> Result<Vec<CString>> {
 /// Turns the child process into the program. From then on it keeps only those resources of the agent that the
 /// program receives.
 fn become_program(
-    walls: &Walls,
-    ready_s: u64,
-    apart: bool,
+    mask: u32,
+    confine: impl FnOnce() -> std::result::Result<(), Failure>,
     fds: &[RawFd],
     argv: &[CString],
     env: &[CString],
 ) -> Failure {
     let _ = nix::unistd::setsid();
-    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(mask));
     // If memory runs out, programs are killed first.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     if let Err(errno) = exec::place(fds) {
         return (PROGRAM, errno);
     }
-    if let Err(failure) = walls.confine(ready_s, apart) {
+    if let Err(failure) = confine() {
         return failure;
     }
     let environment = exec::pointers(env);

@@ -14,6 +14,7 @@ use super::link::Link;
 use super::program::{CPU, Child, Setup, at, texts};
 use super::sys::{self, POLLHUP, POLLIN, POLLOUT, PollFd};
 use super::waiting::Waiting;
+use super::who;
 use crate::cgroup::CgroupEvents;
 use crate::python;
 use crate::walls::{EXECVE, Failure, PROGRAM};
@@ -36,9 +37,13 @@ struct Request {
     env: Vec<Vec<u8>>,
     deadline: Duration,
     output_bytes: u64,
+    /// Empty: that of the sandbox.
+    user: Vec<u8>,
+    /// Empty: that of the sandbox.
+    workdir: Vec<u8>,
 }
 
-/// Python or not, deadline in milliseconds, bytes of output, arguments (or code), environment.
+/// Python or not, deadline in milliseconds, bytes of output, arguments (or code), environment, user, folder.
 fn parse(bytes: &[u8]) -> Option<Request> {
     let mut take = Take(bytes);
     Some(Request {
@@ -47,6 +52,8 @@ fn parse(bytes: &[u8]) -> Option<Request> {
         output_bytes: take.number()?,
         args: take.list()?,
         env: take.list()?,
+        user: take.bytes()?.to_vec(),
+        workdir: take.bytes()?.to_vec(),
     })
 }
 
@@ -77,6 +84,8 @@ struct Running<'a> {
     max_rss_kib: u64,
     /// Wait status of the program; `None` as long as it runs.
     status: Option<i32>,
+    /// Whether programs can write everywhere.
+    writable: bool,
 }
 
 /// EXEC: runs a program to its end. `Err` is a connection that failed.
@@ -126,6 +135,7 @@ pub(super) fn exec(
         cpu_us: 0,
         max_rss_kib: 0,
         status: None,
+        writable: setup.root.is_some(),
     };
     sys::set_nonblocking(&running.link, true)?;
     let until = began + request.deadline;
@@ -149,7 +159,13 @@ fn start(
     request: &Request,
 ) -> std::result::Result<Child, Failure> {
     let failed = at(PROGRAM);
-    let env: Vec<Vec<u8>> = setup.env.iter().chain(&request.env).cloned().collect();
+    let place = setup.place(&request.user, &request.workdir)?;
+    let mut env = who::merged(&setup.env, &request.env);
+    if let Some(home) = &place.home
+        && !env.iter().any(|variable| variable.starts_with(b"HOME="))
+    {
+        env.push([b"HOME=", home.as_slice()].concat());
+    }
     if request.python {
         let code = request.args.first().map(Vec::as_slice).unwrap_or_default();
         let cpu = setup.walls.limits.iter().find(|l| l[0] == CPU);
@@ -162,14 +178,14 @@ fn start(
             return Err((EXECVE, 2));
         }
         let argv = python::command(&setup.python, code).map_err(|e| failed(e.into()))?;
-        return setup.start(&argv, &texts(&env).map_err(&failed)?, false);
+        return setup.start(&place, &argv, &texts(&env).map_err(&failed)?, false);
     }
     waiting.make_room();
     let argv = texts(&request.args).map_err(&failed)?;
     if argv.is_empty() {
         return Err((PROGRAM, 22));
     }
-    setup.start(&argv, &texts(&env).map_err(&failed)?, false)
+    setup.start(&place, &argv, &texts(&env).map_err(&failed)?, false)
 }
 
 /// Reads the counts of a machine's group; a container's is counted outside.
@@ -369,7 +385,7 @@ impl Running<'_> {
         } else {
             (1, signal)
         };
-        let (bytes, files) = files::count();
+        let (bytes, files) = files::count(self.writable);
         let mut put = Put::of(tell::ENDED)
             .byte(how)
             .number(value as u64)

@@ -253,12 +253,22 @@ pub(super) fn make_devices() -> Result<()> {
 /// if it could not.
 pub(super) fn without_mount(path: &str, program: &[OsString]) -> Error {
     const NONE: Option<&str> = None;
+    let unmount = || -> Result<()> {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
+        Ok(umount2(path, MntFlags::MNT_DETACH)?)
+    };
+    match unmount() {
+        Ok(()) => run_instead(program),
+        Err(e) => e,
+    }
+}
+
+/// Becomes a program, which is looked up in `PATH`; returns the reason if it could not.
+pub(super) fn run_instead(program: &[OsString]) -> Error {
     let become_it = || -> Result<()> {
         let args: Result<Vec<CString>> = program.iter().map(|a| text(a.as_bytes())).collect();
         let args = args?;
-        unshare(CloneFlags::CLONE_NEWNS)?;
-        mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
-        umount2(path, MntFlags::MNT_DETACH)?;
         let name = args.first().ok_or(Error::from_raw_os_error(libc::EINVAL))?;
         execvp(name, &args)?;
         Ok(())

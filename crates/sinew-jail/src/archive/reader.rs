@@ -208,6 +208,8 @@ pub struct Entry<'a> {
     pub kind: Kind,
     /// Permissions with set-user-ID, set-group-ID and sticky bit, at most `0o7777`.
     pub mode: u32,
+    /// User and group, if the header has both.
+    pub owner: Option<(u64, u64)>,
     /// Modification time in seconds since 1970, 0 if the header has none.
     pub seconds: u64,
     /// Bytes of the content, holes included. The content can end earlier, where the archive is cut.
@@ -351,11 +353,14 @@ fn checked<'a, R: Read>(
             limit: limits.bytes,
         });
     }
+    let header = entry.header();
+    let owner = header.uid().ok().zip(header.gid().ok());
     Ok(Entry {
         number,
         path,
         kind,
         mode: mode.map_err(|e| e.to_string())? & 0o7777,
+        owner,
         seconds: entry.header().mtime().unwrap_or(0),
         size,
         content: entry,

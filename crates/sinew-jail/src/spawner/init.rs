@@ -16,6 +16,7 @@ use super::live::{InitState, NO_SANDBOX};
 use super::root;
 use crate::cgroup::Group;
 use crate::error::{Error, Result};
+use crate::landlock::Writable;
 use crate::mounts;
 use crate::protocol::Notice;
 use crate::spec::Network;
@@ -127,7 +128,7 @@ impl Spawner {
         let tcp = live.creation.network == Network::Loopback;
         if let (None, Some(common)) = (&live.ruleset, &self.host.landlock) {
             let (work, tmp) = live.files()?.folders()?;
-            live.ruleset = Some(common.ruleset(&work, &tmp, tcp)?);
+            live.ruleset = Some(common.ruleset(&work, &tmp, tcp, Writable::Folders)?);
         }
         live.serial += 1;
         let serial = live.serial;

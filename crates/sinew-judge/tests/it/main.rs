@@ -7,3 +7,4 @@ mod judge;
 mod reward_model;
 mod server;
 mod support;
+mod user;

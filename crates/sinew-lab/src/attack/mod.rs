@@ -19,6 +19,7 @@ mod special;
 mod state;
 pub(crate) mod table;
 pub mod wasm;
+mod writable;
 
 use host::{Residue, Witness};
 use serde::{Deserialize, Serialize};
@@ -212,6 +213,8 @@ struct Suite<'a> {
     witness: Witness,
     /// Called with each row at once: the suite takes minutes.
     on_row: &'a mut (dyn FnMut(AttackRow) + Send),
+    /// Cases that do not apply, by name, and the reason.
+    left_out: &'static [(&'static str, &'static str)],
 }
 
 /// Whether a case is meant: `filter` is a part of its number and name, or a range of numbers
@@ -237,6 +240,45 @@ pub async fn run(
     filter: &str,
     on_row: &mut (dyn FnMut(AttackRow) + Send),
 ) -> Result<(), SandboxError> {
+    run_all(provider, filter, false, on_row).await
+}
+
+/// Same as [`run`], in sandboxes with a writable root whose programs are root inside, with further cases.
+///
+/// # Errors
+/// Fails as [`run`] does, also at a level without writable roots.
+pub async fn run_writable(
+    provider: &dyn SandboxProvider,
+    filter: &str,
+    on_row: &mut (dyn FnMut(AttackRow) + Send),
+) -> Result<(), SandboxError> {
+    let provider = writable::WritableRoots(provider);
+    run_all(&provider, filter, true, on_row).await
+}
+
+/// Cases that programs carry out, and those with a part on the host, in their order.
+fn cases(is_writable: bool) -> (Vec<&'static Case>, Vec<&'static special::Special>) {
+    let none: (&'static [Case], &'static [special::Special]) = (&[], &[]);
+    let (programs, specials) = if is_writable {
+        (writable::CASES, writable::SPECIALS)
+    } else {
+        none
+    };
+    let all = [resource::CASES, files::CASES, kernel::CASES, programs];
+    let special = [special::ALL, state::ALL, exit_reports::ALL, specials];
+    (
+        all.into_iter().flatten().collect(),
+        special.into_iter().flatten().collect(),
+    )
+}
+
+/// Runs the cases of one mode.
+async fn run_all(
+    provider: &dyn SandboxProvider,
+    filter: &str,
+    is_writable: bool,
+    on_row: &mut (dyn FnMut(AttackRow) + Send),
+) -> Result<(), SandboxError> {
     let witness = Witness::new().map_err(|e| SandboxError::Io {
         operation: "set traps on the host".into(),
         message: e.to_string(),
@@ -249,23 +291,26 @@ pub async fn run(
         alone,
         witness,
         on_row,
+        left_out: if is_writable { writable::REPLACED } else { &[] },
     };
-    let all = [resource::CASES, files::CASES, kernel::CASES];
-    for case in all.into_iter().flatten() {
+    let (programs, specials) = cases(is_writable);
+    for case in programs {
         let name = title(case.number, case.name);
         if chosen(&name, filter) {
-            let outcome = suite.attack(case).await;
+            let outcome = match suite.left_out(case.name) {
+                Some(outcome) => outcome,
+                None => suite.attack(case).await,
+            };
             suite.row(name, outcome);
         }
     }
-    for special in special::ALL
-        .iter()
-        .chain(state::ALL)
-        .chain(exit_reports::ALL)
-    {
+    for special in specials {
         let name = title(special.number, special.name);
         if chosen(&name, filter) {
-            let outcome = suite.special(special).await;
+            let outcome = match suite.left_out(special.name) {
+                Some(outcome) => outcome,
+                None => suite.special(special).await,
+            };
             suite.row(name, outcome);
         }
     }
@@ -315,6 +360,12 @@ impl Suite<'_> {
         });
     }
 
+    /// The verdict of a case that is left out.
+    fn left_out(&self, name: &str) -> Option<Verdict> {
+        let found = self.left_out.iter().find(|(left_out, _)| *left_out == name);
+        found.map(|(_, why)| (AttackOutcome::NotApplicable, (*why).into()))
+    }
+
     /// Runs one case in a separate sandbox, and looks at what it left.
     async fn attack(&mut self, case: &Case) -> Verdict {
         if case.raw_calls && !cfg!(target_arch = "x86_64") {
@@ -335,6 +386,11 @@ impl Suite<'_> {
         let before = Residue::settled().await;
         let verdict = match (special.run)(self.provider, &self.witness).await {
             Ok(verdict) => verdict,
+            // Snapshots, where the root is writable.
+            Err(SandboxError::Unsupported { operation }) if !self.left_out.is_empty() => {
+                let why = format!("these sandboxes cannot {operation}");
+                (AttackOutcome::NotApplicable, why)
+            }
             Err(e) => escaped(format!("the sandbox failed: {e}")),
         };
         self.aftermath(before, verdict).await

@@ -38,6 +38,30 @@ async fn no_attack_escapes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_attack_of_root_escapes_a_writable_root() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = provider(EngineKind::Crun, dir.path(), None);
+    let mut rows = Vec::new();
+    attack::run_writable(&provider, "", &mut |row| rows.push(row))
+        .await
+        .unwrap();
+    assert_held(&rows, 58);
+    let own = rows.iter().filter(|row| row.case.as_str() >= "85");
+    assert_eq!(own.count(), 9, "{rows:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attacks_of_root_hold_under_runc() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = provider(EngineKind::Runc, dir.path(), None);
+    let mut rows = Vec::new();
+    attack::run_writable(&provider, "85-91", &mut |row| rows.push(row))
+        .await
+        .unwrap();
+    assert_held(&rows, 9);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn attacks_hold_under_docker() {
     let daemon = Daemon::start();
     let dir = tempfile::tempdir().unwrap();

@@ -118,6 +118,7 @@ async fn stdin_environment_streams_and_files() {
     let options = ExecOptions {
         env: vec![("X".into(), "y".into())],
         output: Some(sender),
+        ..ExecOptions::default()
     };
     let result = sandbox.exec_with(request, options).await.expect("an end");
     assert_eq!(printed(&result), "first y 100000");

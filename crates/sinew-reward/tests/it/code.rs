@@ -22,6 +22,8 @@ pub(crate) fn made(name: &str, seconds: f64, path: &str) -> Result<Arc<dyn Rewar
             provider: Arc::new(provider),
             spec: SandboxSpec::default(),
             images: BTreeMap::new(),
+            machines: None,
+            user: None,
         }),
         spec: SandboxSpec::default(),
         workers: 1,

@@ -17,6 +17,10 @@
 //! The answer of a program that is trusted with its own score is not graded: the reported score is used.
 //! The answer of a coding agent is its last message, read from its own form of output; an end by a limit of
 //! its own truncates the episode.
+//!
+//! A program runs in the world of its episode where the environment has a place for it (`hosted`).
+
+mod hosted;
 
 use super::error::ProgramError;
 use super::model_server::ModelServer;
@@ -29,7 +33,7 @@ use crate::gauges::Phase;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
 use sinew_agents::AgentEnd;
-use sinew_sandbox::{Ending, SandboxError};
+use sinew_sandbox::{Ending, SandboxError, owned};
 use sinew_types::{
     EpisodeEnd, FailureKind, Limit, Message, Node, NodeId, Role, Timing, TokenKind, Trace,
 };
@@ -101,16 +105,8 @@ impl ProgramHarness {
         Self { programs, server }
     }
 
-    /// Runs one episode: opens a rollout, runs the program, finishes the rollout, and grades the answer.
-    ///
-    /// The time of the program is the shorter of its own limit and that of the episode. An open rollout is
-    /// always finished, so that it does not stay open at the model server.
-    async fn episode(
-        &self,
-        parts: &EpisodeParts,
-        options: &EpisodeOptions,
-        spec: &EpisodeSpec,
-    ) -> Result<Trace, Refusal> {
+    /// Refuses a task that is too large for a program.
+    fn check_size(&self, spec: &EpisodeSpec) -> Result<(), Refusal> {
         let data = if self.programs.agent_scores() {
             spec.task.data.to_string().len()
         } else {
@@ -122,6 +118,25 @@ impl ProgramHarness {
                 "the task has {bytes} bytes, a program takes {MAX_TASK_BYTES}"
             )));
         }
+        Ok(())
+    }
+
+    /// Runs one episode: opens a rollout, runs the program, finishes the rollout, and grades the answer.
+    ///
+    /// The time of the program is the shorter of its own limit and that of the episode. An open rollout is
+    /// always finished, so that it does not stay open at the model server.
+    async fn episode(
+        &self,
+        parts: &EpisodeParts,
+        options: &EpisodeOptions,
+        spec: &EpisodeSpec,
+    ) -> Result<Trace, Refusal> {
+        let graded = !self.programs.agent_scores();
+        if graded && parts.envs.hosts_programs(&spec.task) {
+            let hosted = Box::pin(self.hosted(parts, options, spec));
+            return owned(spec.episode.as_str(), hosted).await;
+        }
+        self.check_size(spec)?;
         let access = self.server.open(parts, options, spec);
         let access = access.map_err(|e| harness(&e))?;
         let limit = self.programs.timeout().min(options.timeout);

@@ -142,6 +142,27 @@ impl Programs {
         self.config.timeout
     }
 
+    /// Address of the model server, inside and outside.
+    pub(super) fn model(&self) -> SocketAddr {
+        self.sandboxes.model
+    }
+
+    /// Command and variables of a run in the world of an episode. A coding agent is a script for the shell
+    /// of that world.
+    pub(super) fn hosted(
+        &self,
+        access: &ModelAccess,
+        task: &Task,
+    ) -> (Vec<String>, Vec<(String, String)>) {
+        let mut argv = self.config.command.argv.clone();
+        if let (Some(_), Some(shell)) = (self.config.agent, argv.first_mut()) {
+            *shell = "/bin/sh".into();
+        }
+        let mut env = variables(&access.base_url, &access.api_key, task);
+        env.extend(self.config.env.clone());
+        (argv, env)
+    }
+
     /// Checks that a sandbox can be created, by creating and destroying one.
     ///
     /// # Errors

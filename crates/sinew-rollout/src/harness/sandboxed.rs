@@ -7,8 +7,8 @@ use super::command::ProgramCommand;
 use super::error::ProgramError;
 use super::forward::PortForward;
 use sinew_sandbox::{
-    Ending, ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxProvider,
-    SandboxSpec,
+    Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, Program, Sandbox,
+    SandboxProvider, SandboxSpec,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,6 +24,20 @@ pub(super) struct ProgramEnd {
     pub(super) value: Option<serde_json::Value>,
     /// Whether the program was ended before it could run code in the same sandbox as other episodes.
     pub(super) refused: bool,
+}
+
+impl ProgramEnd {
+    /// The end of a program that is no function.
+    pub(super) fn of(result: ExecResult) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Self {
+            ending: result.ending,
+            stdout: text(&result.stdout),
+            stderr: text(&result.stderr),
+            value: None,
+            refused: false,
+        }
+    }
 }
 
 /// Sandboxes whose only reachable address is the model server.
@@ -47,6 +61,7 @@ impl Sandboxes {
             env,
             strict: self.strict,
             network: Network::Loopback,
+            ..SandboxSpec::default()
         };
         let mut sandbox = self.provider.acquire(&spec).await?;
         let inside = sandbox.listen_inside(self.model.port()).await?;
@@ -73,14 +88,7 @@ impl Sandboxes {
         };
         let result = sandbox.exec_with(request, ExecOptions::default()).await?;
         sandbox.destroy().await?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ok(ProgramEnd {
-            ending: result.ending,
-            stdout: text(&result.stdout),
-            stderr: text(&result.stderr),
-            value: None,
-            refused: false,
-        })
+        Ok(ProgramEnd::of(result))
     }
 }
 

@@ -88,8 +88,8 @@ pub(crate) struct Hosts {
 
 impl std::fmt::Debug for Hosts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let urls = self.lock().hosts.iter().map(|h| h.api.url().to_owned());
-        let urls: Vec<String> = urls.collect();
+        let state = self.lock();
+        let urls: Vec<&str> = state.hosts.iter().map(|h| h.api.url()).collect();
         f.debug_struct("Hosts")
             .field("urls", &urls)
             .finish_non_exhaustive()
@@ -138,7 +138,7 @@ impl Hosts {
             level,
             image,
         } = &self.wanted;
-        let api = Api::new(url, token, *level, image.clone())?;
+        let api = Api::new(url, token, level, image.clone())?;
         let mut state = self.lock();
         state.choice.add(self.now());
         state.hosts.push(Host {
@@ -157,6 +157,13 @@ impl Hosts {
         suspect(&mut state, self.now());
         let at = state.choice.choose()?;
         Some((at, state.hosts[at].api.clone()))
+    }
+
+    /// The host with this address.
+    pub(crate) fn at(&self, url: &str) -> Option<Api> {
+        let state = self.lock();
+        let host = state.hosts.iter().find(|host| host.api.url() == url);
+        host.map(|host| host.api.clone())
     }
 
     /// A sandbox was not made on a host. `full`: it has no room.

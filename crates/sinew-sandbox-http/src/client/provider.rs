@@ -129,10 +129,11 @@ impl RemoteProvider {
         // Servers of the registry may come, go and be wrong: none of them refuses the run.
         let given = |url: &str| servers.iter().any(|s| s.trim_end_matches('/') == url);
         let lacking = !finds && provider.hosts.open() == 0;
-        let first = refused
-            .iter()
-            .find(|(url, why)| given(url) && (lacking || matches!(why, NoReport::Wrong(_))));
-        match first {
+        let mut named = refused.iter().filter(|(url, _)| given(url));
+        let wrong = named
+            .clone()
+            .find(|(_, why)| matches!(why, NoReport::Wrong(_)));
+        match wrong.or_else(|| named.next().filter(|_| lacking)) {
             Some((url, why)) => Err(unavailable(format!("{url:?}: {}", why.text()))),
             None => Ok(provider),
         }
@@ -155,6 +156,7 @@ impl RemoteProvider {
         spec: &SandboxSpec,
         snapshot: Option<&RemoteHandle>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
+        spec.refuse_writable_root("of a sandbox server")?;
         if spec.network != Network::None {
             return Err(SandboxError::Unsupported {
                 operation: "give a sandbox of another host a way to this one's network",
@@ -220,7 +222,13 @@ impl RemoteProvider {
         snapshot: &RemoteHandle,
     ) -> Result<(Api, String), SandboxError> {
         let (end, mut tries) = (Instant::now() + PATIENCE, 0);
-        let api = snapshot.api();
+        // The image is the one of this provider: a snapshot of another root is refused there.
+        let url = snapshot.api().url();
+        let api = self.hosts.at(url).ok_or_else(|| SandboxError::Request {
+            field: "snapshot",
+            value: format!("of {url}"),
+            allowed: "a snapshot of one of the servers of `sandbox.server`".into(),
+        })?;
         loop {
             let made = api.create(spec, Some(snapshot.id())).await;
             let Err(SandboxError::NoRoom { .. }) = made else {

@@ -145,6 +145,7 @@ impl RemoteSandbox {
         request: ExecRequest,
         options: ExecOptions,
     ) -> Result<ExecResult, SandboxError> {
+        options.refuse_user_and_workdir()?;
         let stream = options.output.is_some();
         let asked = self
             .api

@@ -101,7 +101,7 @@ async fn a_sandbox_of_another_host_does_what_one_of_this_host_does() {
         request.stdin = vec![b'a', b'\n', b'b'];
         let options = ExecOptions {
             env: vec![("SIZE".into(), "9".into())],
-            output: None,
+            ..ExecOptions::default()
         };
         let result = sandbox.exec_with(request, options).await.unwrap();
         let path = "folder with spaces/é?#%.bin";
@@ -195,8 +195,8 @@ async fn output_comes_while_the_program_runs_and_a_dropped_call_ends_it() {
     let mut sandbox = remote.acquire(&SandboxSpec::default()).await.unwrap();
     let (sender, mut output) = tokio::sync::mpsc::channel(1);
     let options = ExecOptions {
-        env: Vec::new(),
         output: Some(sender),
+        ..ExecOptions::default()
     };
     let endless = "print('first', flush=True)\nimport time\nwhile True: time.sleep(9)";
     let run = sandbox.exec_with(python(endless), options);

@@ -1,30 +1,22 @@
 //! The host's side of the connection to an agent.
 
-use crate::guest::archive::{Entry, EntryKind, plain};
+use crate::guest::archive::{Entry, EntryKind};
+use crate::guest::frames::{
+    Frames, Outcome, SandboxResult, Stream, died, entries, failure, io, listen, numbers, odd, send,
+};
 use crate::guest::program::{checked, not_there};
-use crate::{
-    Characters, Ending, ExecRequest, Limits, OutputChunk, OutputStream, SandboxError, Usage,
-    seccomp_filter,
-};
-use sinew_jail::walls::{EXECVE, step_name};
-use sinew_jail::wire::{
-    self, CHUNK, HEAD, MAX_REPLY, MAX_REQUEST, Put, Take, VERSION, ask, content, cut, file, tell,
-};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
-use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use crate::{ExecRequest, Limits, OutputChunk, SandboxError, WritableRoot, seccomp_filter};
+use sinew_jail::walls::{EXECVE, FOLDER, WHO, step_name};
+use sinew_jail::wire::{self, CHUNK, MAX_REQUEST, Put, VERSION, ask, content, file, tell};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+use tokio::io::WriteHalf;
 use tokio::sync::mpsc;
 
 /// Maximum time for the end of a killed program, and for a request about files.
 const GRACE: Duration = Duration::from_secs(10);
 /// Maximum time for reading or writing the files of a work folder.
 const FILES: Duration = Duration::from_secs(60);
-/// Entries of a work folder, at most.
-const MAX_ENTRIES: usize = 65_536;
-/// Any stream to an agent.
-pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 /// First message of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,78 +44,17 @@ pub struct Setup {
     pub warm_python: bool,
     /// Environment of every program.
     pub env: Vec<(String, String)>,
+    /// Programs may write everywhere; `uid` is not used then, and `limits.work_bytes` bounds a file.
+    pub writable_root: Option<WritableRoot>,
 }
 
-/// End of a program, as the agent saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// Exit code, or signal.
-    pub exit: Result<i32, i32>,
-    /// Reason why the agent ended it, if it did.
-    pub cut: Option<Ending>,
-    /// Whether output was cut.
-    pub truncated: bool,
-    /// User and system time of everything that ran.
-    pub cpu_us: u64,
-    /// Resident memory of the largest process.
-    pub max_rss_kib: u64,
-    /// Bytes written to standard output and to standard error.
-    pub output_bytes: u64,
-    /// Bytes of files.
-    pub file_bytes: u64,
-    /// Processes that a machine's kernel killed for want of memory.
-    pub oom_kills: u64,
-    /// Processes that a machine's kernel refused.
-    pub refusals: u64,
-    /// Most memory that programs of a machine had together so far; 0 where nothing counts it.
-    pub peak_memory_bytes: u64,
-}
-
-impl Ended {
-    /// Combines it with the counts from outside (kills for want of memory, refused processes) into an ending.
-    pub fn ending(&self, oom_kills: u64, refusals: u64, cpu_limit_s: f64) -> Ending {
-        if let Some(cut) = self.cut {
-            return cut;
-        }
-        if oom_kills > 0 && self.exit != Ok(0) {
-            return Ending::OutOfMemory;
-        }
-        let spent = self.cpu_us as f64 >= cpu_limit_s.ceil().max(1.0) * 1e6;
-        match self.exit {
-            // SIGXCPU, SIGKILL, SIGSYS: the filter keeps programs from sending the first and last.
-            Err(24) => Ending::Timeout,
-            Err(9) if spent => Ending::Timeout,
-            Err(31) => Ending::Denied,
-            Err(signal) => Ending::Signalled { signal },
-            Ok(code) if code != 0 && refusals > 0 => Ending::TooManyProcesses,
-            Ok(code) => Ending::Exited { code },
-        }
-    }
-
-    /// Resources that it used, if nothing outside counted its memory.
-    pub fn usage(&self, began: Instant) -> Usage {
-        Usage {
-            cpu_s: self.cpu_us as f64 * 1e-6,
-            peak_memory_bytes: match self.peak_memory_bytes {
-                0 => self.max_rss_kib << 10,
-                counted => counted,
-            },
-            wall_s: began.elapsed().as_secs_f64(),
-            output_bytes: self.output_bytes,
-            file_bytes: self.file_bytes,
-        }
-    }
-}
-
-/// End and output of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// End of the program.
-    pub ended: Ended,
-    /// Standard output, within the bound.
-    pub stdout: Vec<u8>,
-    /// Standard error, within the bound.
-    pub stderr: Vec<u8>,
+/// User and folder of an execution in a sandbox with a writable root. Empty: those of the sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// User, in the form of [`WritableRoot::user`].
+    pub user: String,
+    /// Absolute path of the folder.
+    pub workdir: String,
 }
 
 /// Counts of an agent.
@@ -149,12 +80,6 @@ enum State {
     Broken,
 }
 
-/// Frames from the agent. Bytes already read stay when a caller gives up.
-struct Frames {
-    half: ReadHalf<Box<dyn Stream>>,
-    had: Vec<u8>,
-}
-
 /// A connection to an agent.
 pub struct Guest {
     level: &'static str,
@@ -172,114 +97,21 @@ impl std::fmt::Debug for Guest {
     }
 }
 
-type SandboxResult<T> = Result<T, SandboxError>;
-
-fn died(why: impl Into<String>) -> SandboxError {
-    SandboxError::Died(why.into())
-}
-
-fn odd(kind: u8) -> SandboxError {
-    died(format!(
-        "its agent sent a frame of kind {kind} that does not belong"
-    ))
-}
-
-fn io(operation: &str, message: String) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message,
-    }
-}
-
-impl Frames {
-    async fn next(&mut self) -> SandboxResult<(u8, Vec<u8>)> {
-        loop {
-            if let Some(start) = self.had.first_chunk::<HEAD>() {
-                let (kind, len) = wire::head(start);
-                if len > MAX_REPLY {
-                    return Err(died(format!(
-                        "its agent sent a frame of {len} bytes, at most {MAX_REPLY} are allowed"
-                    )));
-                }
-                if self.had.len() >= HEAD + len {
-                    let payload = self.had[HEAD..HEAD + len].to_vec();
-                    self.had.drain(..HEAD + len);
-                    return Ok((kind, payload));
-                }
-            }
-            self.had.reserve(16 << 10);
-            match self.half.read_buf(&mut self.had).await {
-                Ok(0) => return Err(died("its agent is gone")),
-                Ok(_) => {}
-                Err(e) => return Err(died(format!("its agent is gone: {e}"))),
-            }
-        }
-    }
-
-    /// The numbers of a DONE, or why it failed.
-    async fn done(&mut self, operation: &str) -> SandboxResult<Vec<u64>> {
-        match self.next().await? {
-            (tell::DONE, bytes) => numbers(&bytes).ok_or_else(|| odd(tell::DONE)),
-            (tell::FAILED, bytes) => Err(io(operation, failure(&bytes)?.2)),
-            (kind, _) => Err(odd(kind)),
-        }
-    }
-}
-
-fn numbers(bytes: &[u8]) -> Option<Vec<u64>> {
-    let mut take = Take(bytes);
-    let list: Option<Vec<u64>> = (0..bytes.len() / 8).map(|_| take.number()).collect();
-    list.filter(|_| take.0.is_empty())
-}
-
-/// Step, errno, text.
-fn failure(bytes: &[u8]) -> SandboxResult<(u64, i32, String)> {
-    let mut take = Take(bytes);
-    let parts = (take.number(), take.number(), take.bytes());
-    let (Some(step), Some(errno), Some(text)) = parts else {
-        return Err(odd(tell::FAILED));
+/// Environment that programs start from. With a writable root the agent sets `HOME` to that of the user, and
+/// the search path has the folders of the system's own programs.
+fn base_env(writable: bool) -> Vec<(String, String)> {
+    let path = if writable {
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    } else {
+        "/usr/local/bin:/usr/bin:/bin"
     };
-    let text = String::from_utf8_lossy(text).into_owned();
-    Ok((step, errno as i32, text))
-}
-
-fn ended(bytes: &[u8]) -> Option<Ended> {
-    let mut take = Take(bytes);
-    let (how, value) = (take.byte()?, i32::try_from(take.number()?).ok()?);
-    let why = take.byte()?;
-    let truncated = take.byte()? == 1;
-    let numbers = numbers(take.0)?;
-    let &[
-        cpu_us,
-        max_rss_kib,
-        out,
-        err,
-        file_bytes,
-        _,
-        oom_kills,
-        refusals,
-        peak_memory_bytes,
-    ] = numbers.as_slice()
-    else {
-        return None;
-    };
-    Some(Ended {
-        exit: if how == 0 { Ok(value) } else { Err(value) },
-        cut: match why {
-            cut::DEADLINE => Some(Ending::Timeout),
-            cut::OUTPUT => Some(Ending::OutputLimit),
-            cut::ASKED => Some(Ending::Signalled { signal: 9 }),
-            _ => None,
-        },
-        truncated,
-        cpu_us,
-        max_rss_kib,
-        output_bytes: out.saturating_add(err),
-        file_bytes,
-        oom_kills,
-        refusals,
-        peak_memory_bytes,
-    })
+    let home = (!writable).then_some(("HOME", "/work"));
+    [("PATH", path)]
+        .into_iter()
+        .chain(home)
+        .chain([("TMPDIR", "/tmp"), ("LANG", "C.UTF-8")])
+        .map(|(k, v)| (k.to_string(), v.to_string()))
+        .collect()
 }
 
 fn pairs(env: &[(String, String)]) -> Vec<String> {
@@ -297,8 +129,7 @@ impl Guest {
         within: Duration,
     ) -> SandboxResult<Self> {
         let (half, write) = tokio::io::split(stream);
-        let had = Vec::new();
-        let mut frames = Frames { half, had };
+        let mut frames = Frames::new(half);
         let first = tokio::time::timeout(within, frames.next()).await;
         let (kind, bytes) =
             first.map_err(|_| died(format!("its agent said nothing in {within:?}")))??;
@@ -324,10 +155,9 @@ impl Guest {
     /// The agent of a machine that was restored: it sent its first frame, `hello`, earlier.
     pub fn restored(stream: Box<dyn Stream>, level: &'static str, hello: Hello) -> Self {
         let (half, write) = tokio::io::split(stream);
-        let had = Vec::new();
         Self {
             level,
-            frames: Frames { half, had },
+            frames: Frames::new(half),
             write,
             hello,
             state: State::Idle,
@@ -402,14 +232,10 @@ impl Guest {
     /// If the walls cannot be described on this host or the agent refuses them.
     pub async fn set_up(&mut self, setup: &Setup) -> SandboxResult<()> {
         let filter = seccomp_filter(setup.tcp).map_err(|e| self.unavailable(e.to_string()))?;
-        let env = [
-            ("PATH", "/usr/local/bin:/usr/bin:/bin"),
-            ("HOME", "/work"),
-            ("TMPDIR", "/tmp"),
-            ("LANG", "C.UTF-8"),
-        ];
-        let env = env.map(|(k, v)| (k.to_string(), v.to_string()));
         let python = setup.python.clone().unwrap_or_default();
+        let root = setup.writable_root.as_ref();
+        let mut env = base_env(root.is_some());
+        env.extend_from_slice(&setup.env);
         let mut frame = Put::of(ask::SETUP)
             .number(setup.uid.into())
             .byte(u8::from(setup.warm_python && setup.python.is_some()))
@@ -418,7 +244,10 @@ impl Guest {
             .number(setup.inodes)
             .bytes(python.as_bytes())
             .bytes(&filter)
-            .list(&pairs(&[&env, setup.env.as_slice()].concat()));
+            .list(&pairs(&env))
+            .byte(u8::from(root.is_some()))
+            .bytes(root.map_or("", |r| r.user.as_str()).as_bytes())
+            .bytes(root.map_or("", |r| r.workdir.as_str()).as_bytes());
         for number in resource_limits(setup).into_iter().flatten() {
             frame = frame.number(number);
         }
@@ -433,15 +262,32 @@ impl Guest {
         }
     }
 
-    /// Runs a program to its end.
+    /// Runs a program to its end, as the user and in the folder of the sandbox.
     ///
     /// # Errors
-    /// [`SandboxError::Request`] if the program cannot be started, [`SandboxError::Died`] if the
-    /// agent is gone or broke the rules.
+    /// Fails as [`Guest::exec_at`] does.
     pub async fn exec(
         &mut self,
         request: &ExecRequest,
         env: &[(String, String)],
+        output_bytes: u64,
+        output: Option<mpsc::Sender<OutputChunk>>,
+    ) -> SandboxResult<Outcome> {
+        let place = Place::default();
+        self.exec_at(request, env, &place, output_bytes, output)
+            .await
+    }
+
+    /// Runs a program to its end, as a user and in a folder.
+    ///
+    /// # Errors
+    /// [`SandboxError::Request`] if the program cannot be started, [`SandboxError::Died`] if the
+    /// agent is gone or broke the rules.
+    pub async fn exec_at(
+        &mut self,
+        request: &ExecRequest,
+        env: &[(String, String)],
+        place: &Place,
         output_bytes: u64,
         mut output: Option<mpsc::Sender<OutputChunk>>,
     ) -> SandboxResult<Outcome> {
@@ -452,6 +298,8 @@ impl Guest {
             .number(output_bytes)
             .list(&args)
             .list(&pairs(env))
+            .bytes(place.user.as_bytes())
+            .bytes(place.workdir.as_bytes())
             .frame();
         if frame.len() > MAX_REQUEST {
             return Err(SandboxError::Request {
@@ -487,14 +335,37 @@ impl Guest {
             }
         };
         self.state = State::Idle;
-        outcome.map_err(|(step, errno)| {
-            let why = std::io::Error::from_raw_os_error(errno).to_string();
-            if step == u64::from(EXECVE) {
-                return not_there(&request.program, errno, &why);
-            }
-            let step = step_name(u32::try_from(step).unwrap_or(u32::MAX));
-            self.unavailable(format!("{step}: {why}"))
-        })
+        outcome.map_err(|(step, errno)| self.not_started(request, place, step, errno))
+    }
+
+    /// Reason why a program was not started.
+    fn not_started(
+        &self,
+        request: &ExecRequest,
+        place: &Place,
+        step: u64,
+        errno: i32,
+    ) -> SandboxError {
+        let why = std::io::Error::from_raw_os_error(errno).to_string();
+        let step = u32::try_from(step).unwrap_or(u32::MAX);
+        match step {
+            EXECVE => not_there(&request.program, errno, &why),
+            WHO => SandboxError::Request {
+                field: "user",
+                value: format!("{:?} ({why})", place.user),
+                allowed:
+                    "a user of the image's /etc/passwd, or its number; USER:GROUP names a group of \
+                          /etc/group, too"
+                        .into(),
+            },
+            FOLDER => SandboxError::Request {
+                field: "workdir",
+                value: format!("{:?} ({why})", place.workdir),
+                allowed: "an absolute path of a folder that is there and that the user may enter"
+                    .into(),
+            },
+            _ => self.unavailable(format!("{}: {why}", step_name(step))),
+        }
     }
 
     /// Makes or replaces a regular file below the work folder.
@@ -503,12 +374,14 @@ impl Guest {
     /// If the path leaves the work folder or leads over a link, or if there is no room.
     pub async fn write_file(&mut self, path: &str, bytes: &[u8]) -> SandboxResult<()> {
         let entry = [(path.as_bytes(), 0o644, file::REGULAR, bytes)];
-        self.put(&format!("write {path}"), &entry).await
+        self.put(&format!("write {path}"), None, &entry).await
     }
 
+    /// Puts entries below the work folder, or below the folder that the frame `to` opens.
     async fn put(
         &mut self,
         operation: &str,
+        to: Option<Vec<u8>>,
         entries: &[(&[u8], u32, u8, &[u8])],
     ) -> SandboxResult<()> {
         if let Some((path, ..)) = entries.iter().find(|e| e.0.len() > 4000) {
@@ -516,6 +389,9 @@ impl Guest {
         }
         self.begin().await?;
         let asked = async {
+            if let Some(frame) = to {
+                send(&mut self.write, &frame).await?;
+            }
             for (path, mode, kind, bytes) in entries {
                 let target = if *kind == file::LINK { *bytes } else { b"" };
                 let put = Put::of(ask::PUT).byte(*kind).number(u64::from(*mode));
@@ -582,7 +458,7 @@ impl Guest {
         let asked = async {
             let ask = Put::of(ask::ARCHIVE).number(max_bytes).frame();
             send(&mut self.write, &ask).await?;
-            entries(frames, max_bytes).await
+            entries(frames, max_bytes, HINT).await.map(|(list, _)| list)
         };
         let done = tokio::time::timeout(FILES, asked).await;
         let done = done.map_err(|_| died("archive: no answer in time"))?;
@@ -595,19 +471,60 @@ impl Guest {
     /// # Errors
     /// Fails as [`Guest::write_file`] does.
     pub async fn restore(&mut self, entries: &[Entry]) -> SandboxResult<()> {
-        let list: Vec<_> = entries
-            .iter()
-            .map(|entry| {
-                let path = entry.path.as_os_str().as_bytes();
-                let (kind, bytes) = match &entry.kind {
-                    EntryKind::File(content) => (file::REGULAR, content.as_slice()),
-                    EntryKind::Folder => (file::FOLDER, &[][..]),
-                    EntryKind::Link(target) => (file::LINK, target.as_os_str().as_bytes()),
-                };
-                (path, entry.mode, kind, bytes)
-            })
-            .collect();
-        self.put("restore", &list).await
+        self.put("restore", None, &listed(entries)).await
+    }
+
+    /// Puts entries below a folder of a writable root, which is made if it is missing. They belong to `user`
+    /// (empty: root). With `replace`, what is at the path is removed first.
+    ///
+    /// # Errors
+    /// If a path is not absolute or leads over a link, or if there is no room.
+    pub async fn upload(
+        &mut self,
+        to: &str,
+        entries: &[Entry],
+        user: &str,
+        replace: bool,
+    ) -> SandboxResult<()> {
+        absolute(to)?;
+        let frame = Put::of(ask::PLACE)
+            .bytes(to.as_bytes())
+            .byte(u8::from(replace))
+            .bytes(user.as_bytes())
+            .frame();
+        let operation = format!("upload to {to}");
+        self.put(&operation, Some(frame), &listed(entries)).await
+    }
+
+    /// The entries below a folder of a writable root, or a regular file, at most `max_bytes` of content.
+    /// `None` if nothing is there.
+    ///
+    /// # Errors
+    /// If the path is not absolute or leads over a link, or if there is more.
+    pub async fn download(
+        &mut self,
+        path: &str,
+        max_bytes: u64,
+    ) -> SandboxResult<Option<Vec<Entry>>> {
+        absolute(path)?;
+        self.begin().await?;
+        let frames = &mut self.frames;
+        let asked = async {
+            let ask = Put::of(ask::FETCH).number(max_bytes);
+            let ask = ask.bytes(path.as_bytes()).frame();
+            send(&mut self.write, &ask).await?;
+            let hint = "; name a smaller folder, or allow more";
+            let (list, numbers) = entries(frames, max_bytes, hint).await?;
+            match numbers.as_slice() {
+                [0] if list.is_empty() => Ok(None),
+                [1] => Ok(Some(list)),
+                _ => Err(odd(tell::DONE)),
+            }
+        };
+        let done = tokio::time::timeout(FILES, asked).await;
+        let done = done.map_err(|_| died(format!("download {path}: no answer in {FILES:?}")))?;
+        self.settle(&done);
+        done
     }
 
     /// Removes all files.
@@ -647,6 +564,38 @@ impl Guest {
     }
 }
 
+/// Advice for a work folder that is larger than its level copies.
+const HINT: &str = ", holes included, which this level copies; remove some, or use level `process`";
+
+/// Refuses paths that are not absolute, or longer than the system's.
+fn absolute(path: &str) -> SandboxResult<()> {
+    let plain = |part: &str| !matches!(part, "" | "." | "..");
+    let parts = path.strip_prefix('/').map(|rest| rest.split('/'));
+    if path.len() <= 4000 && parts.is_some_and(|mut parts| parts.all(plain)) {
+        return Ok(());
+    }
+    Err(SandboxError::Request {
+        field: "path",
+        value: format!("{path:?}"),
+        allowed: "an absolute path of plain names, such as /logs/verifier, of at most 4000 bytes"
+            .into(),
+    })
+}
+
+/// Entries as requests describe them: path, rights, kind, and content or target.
+fn listed(entries: &[Entry]) -> Vec<(&[u8], u32, u8, &[u8])> {
+    fn one(entry: &Entry) -> (&[u8], u32, u8, &[u8]) {
+        let path = entry.path.as_os_str().as_bytes();
+        let (kind, bytes) = match &entry.kind {
+            EntryKind::File(content) => (file::REGULAR, content.as_slice()),
+            EntryKind::Folder => (file::FOLDER, &[][..]),
+            EntryKind::Link(target) => (file::LINK, target.as_os_str().as_bytes()),
+        };
+        (path, entry.mode, kind, bytes)
+    }
+    entries.iter().map(one).collect()
+}
+
 /// Resource (setrlimit(2)), soft and hard limit, as at the process level.
 fn resource_limits(setup: &Setup) -> Vec<[u64; 3]> {
     let limits = &setup.limits;
@@ -668,128 +617,4 @@ fn resource_limits(setup: &Setup) -> Vec<[u64; 3]> {
     }
     all.push([wire::TOGETHER, limits.memory_bytes, limits.processes]);
     all
-}
-
-async fn send(write: &mut WriteHalf<Box<dyn Stream>>, frame: &[u8]) -> SandboxResult<()> {
-    let sent = async {
-        write.write_all(frame).await?;
-        write.flush().await
-    };
-    sent.await
-        .map_err(|e| died(format!("its agent is gone: {e}")))
-}
-
-/// Output and end of a program, or step and errno of a start that failed.
-async fn listen(
-    frames: &mut Frames,
-    most: u64,
-    output: &mut Option<mpsc::Sender<OutputChunk>>,
-) -> SandboxResult<Result<Outcome, (u64, i32)>> {
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let (mut outs, mut errs) = (Characters::default(), Characters::default());
-    loop {
-        let (kind, bytes) = frames.next().await?;
-        let (kept, stream, characters) = match kind {
-            tell::STDOUT => (&mut stdout, OutputStream::Stdout, &mut outs),
-            tell::STDERR => (&mut stderr, OutputStream::Stderr, &mut errs),
-            tell::ENDED => {
-                let ended = ended(&bytes).ok_or_else(|| odd(kind))?;
-                pass_on(output, OutputStream::Stdout, outs.rest()).await;
-                pass_on(output, OutputStream::Stderr, errs.rest()).await;
-                return Ok(Ok(Outcome {
-                    ended,
-                    stdout,
-                    stderr,
-                }));
-            }
-            tell::FAILED => {
-                let (step, errno, _) = failure(&bytes)?;
-                return Ok(Err((step, errno)));
-            }
-            kind => return Err(odd(kind)),
-        };
-        kept.extend_from_slice(&bytes);
-        if kept.len() as u64 > most {
-            let why = format!("its agent sent more than {most} bytes of output");
-            return Err(died(why));
-        }
-        pass_on(output, stream, characters.add(&bytes)).await;
-    }
-}
-
-/// Sends a reader the received output, if there is a reader and a complete piece.
-async fn pass_on(
-    output: &mut Option<mpsc::Sender<OutputChunk>>,
-    stream: OutputStream,
-    bytes: Vec<u8>,
-) {
-    if let Some(sender) = output
-        && !bytes.is_empty()
-        && sender.send(OutputChunk { stream, bytes }).await.is_err()
-    {
-        *output = None;
-    }
-}
-
-/// File too large.
-const EFBIG: i32 = 27;
-
-async fn entries(frames: &mut Frames, max_bytes: u64) -> SandboxResult<Vec<Entry>> {
-    let mut list: Vec<Entry> = Vec::new();
-    let mut left = max_bytes;
-    loop {
-        let (kind, bytes) = frames.next().await?;
-        match kind {
-            tell::ENTRY => {
-                let entry = entry(&bytes).ok_or_else(|| odd(kind))?;
-                list.push(entry);
-                if list.len() > MAX_ENTRIES {
-                    return Err(died(format!("more than {MAX_ENTRIES} files came")));
-                }
-            }
-            tell::DATA => {
-                let last = list.last_mut().map(|e| &mut e.kind);
-                let (Some(EntryKind::File(content)), Some(rest)) =
-                    (last, left.checked_sub(bytes.len() as u64))
-                else {
-                    return Err(died(format!("more than {max_bytes} bytes of files came")));
-                };
-                content.extend_from_slice(&bytes);
-                left = rest;
-            }
-            tell::DONE => return Ok(list),
-            tell::FAILED => {
-                let (_, errno, text) = failure(&bytes)?;
-                return Err(io(
-                    "archive",
-                    match errno {
-                        EFBIG => format!(
-                            "the files have more than {max_bytes} bytes, holes included, which this \
-                         level copies; remove some, or use level `process`"
-                        ),
-                        _ => text,
-                    },
-                ));
-            }
-            kind => return Err(odd(kind)),
-        }
-    }
-}
-
-fn entry(bytes: &[u8]) -> Option<Entry> {
-    let mut take = Take(bytes);
-    let (kind, mode, _) = (take.byte()?, take.number()?, take.number()?);
-    let text = |bytes: &[u8]| std::ffi::OsString::from_vec(bytes.to_vec());
-    let (path, target) = (text(take.bytes()?), text(take.bytes()?));
-    let kind = match kind {
-        file::REGULAR => EntryKind::File(Vec::new()),
-        file::FOLDER => EntryKind::Folder,
-        file::LINK => EntryKind::Link(target.into()),
-        _ => return None,
-    };
-    plain(Path::new(&path)).then(|| Entry {
-        path: path.into(),
-        mode: mode as u32 & 0o777,
-        kind,
-    })
 }

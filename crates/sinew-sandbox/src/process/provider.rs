@@ -143,6 +143,7 @@ impl ProcessProvider {
         spec: &SandboxSpec,
         base: Option<&Snapshot>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
+        spec.refuse_writable_root("process")?;
         if spec.strict {
             refuse_missing(&self.spawner.last().protections, spec.network)?;
         }

@@ -193,6 +193,7 @@ impl ProcessSandbox {
         request: ExecRequest,
         options: ExecOptions,
     ) -> Result<ExecResult, SandboxError> {
+        options.refuse_user_and_workdir()?;
         let started = Instant::now();
         let start = checked(request.program)?;
         let env = [self.spec.env.clone(), options.env].concat();

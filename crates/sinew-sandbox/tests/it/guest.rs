@@ -29,7 +29,7 @@ fn words(words: &[u64]) -> Vec<u8> {
 async fn pair() -> (Guest, DuplexStream) {
     let (ours, mut theirs) = tokio::io::duplex(1 << 20);
     theirs
-        .write_all(&frame(HELLO, &words(&[1, 0])))
+        .write_all(&frame(HELLO, &words(&[2, 0])))
         .await
         .unwrap();
     let stream: Box<dyn Stream> = Box::new(ours);
@@ -133,7 +133,7 @@ async fn who_gives_up_half_way_breaks_the_connection() {
     let (ours, theirs) = tokio::io::duplex(64);
     let mut theirs = theirs;
     theirs
-        .write_all(&frame(HELLO, &words(&[1, 0])))
+        .write_all(&frame(HELLO, &words(&[2, 0])))
         .await
         .unwrap();
     let within = Duration::from_secs(10);
@@ -181,6 +181,7 @@ async fn limits_reach_the_agent() {
         python: None,
         warm_python: true,
         env: vec![("KEY".into(), "value".into())],
+        writable_root: None,
     };
     theirs.write_all(&frame(7, &[])).await.unwrap();
     guest.set_up(&setup).await.unwrap();

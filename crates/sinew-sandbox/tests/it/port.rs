@@ -90,6 +90,7 @@ async fn output_streams_and_each_execution_has_an_environment() {
         let options = ExecOptions {
             env: vec![("COLOUR".into(), "green".into())],
             output: Some(sender),
+            ..ExecOptions::default()
         };
         let gather = async {
             let mut chunks = Vec::new();

@@ -9,8 +9,8 @@
 //! | `faults`, `clock` | - | what fails, time |
 //! | `units`, `spot` | - | roles and their hosts, their losses, links |
 //!
-//! `slab`, `gate`, `fleet`, `units`, `queue`, `durable` and `clock` have the state; the others are the methods of
-//! `World` that connect these parts.
+//! `slab`, `gate`, `fleet`, `units`, `queue`, `durable` and `clock` have the state; the others are the
+//! methods of `World` that connect these parts.
 //!
 //! A world is a function of its plan: two worlds with equal plans have equal events.
 

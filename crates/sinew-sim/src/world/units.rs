@@ -145,7 +145,7 @@ impl Units {
     /// Takes a place on a unit of each kind that holds episodes and has units. `None`: one kind has no room.
     pub(super) fn take(&mut self, now: Micros) -> Option<[Option<u32>; 2]> {
         let mut found = [None; 2];
-        for place in 0..2 {
+        for (place, chosen) in found.iter_mut().enumerate() {
             if !self.exists[place] {
                 continue;
             }
@@ -153,7 +153,7 @@ impl Units {
             if held >= self.all[unit as usize].capacity {
                 return None;
             }
-            found[place] = Some(unit);
+            *chosen = Some(unit);
         }
         for unit in found.into_iter().flatten() {
             self.hold(unit, now, 1);

@@ -1,21 +1,23 @@
 //! States of all rows without their values: their state for each consumer, and the ends of leases.
 //!
 //! Only [`QueueCore::apply`] changes the state. A backing stores its [`Change`]s durably, and restores the
-//! state from them.
+//! state from them. The same changes in the same order make the same state in every process.
 
 use super::rows::{Consumer, ConsumerStats, QueueLimits, QueueStats, RowState, RowView};
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// A state change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A state change. Its encoded form has no values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Change {
     /// A new row with its values, by field number. Rows that are restored have no values.
     Insert {
         seq: u64,
         row: Row,
+        #[serde(skip)]
         values: Vec<(usize, Bytes)>,
     },
     /// Sets a row's state for a consumer, by consumer number.
@@ -24,10 +26,12 @@ pub(super) enum Change {
         reader: usize,
         claim: Claim,
     },
-    /// A consumer writes a field of a row.
+    /// A consumer writes a field of a row, of so many bytes.
     Write {
         seq: u64,
         field: usize,
+        bytes: u64,
+        #[serde(skip)]
         value: Bytes,
     },
     /// Deletes the values of a row.
@@ -43,7 +47,7 @@ pub(super) enum Change {
 }
 
 /// A row without its values.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Row {
     /// Key as put; `size`, `priority`, `tokens` and `version` are as put, too.
     pub(super) key: Arc<str>,
@@ -66,7 +70,7 @@ pub(super) struct Row {
 }
 
 /// A row's state for one consumer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Claim {
     pub(super) hold: Hold,
     /// The last lease of the row; `None` after a release or a failure.
@@ -76,7 +80,7 @@ pub(super) struct Claim {
 }
 
 /// State of a row for one consumer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Hold {
     /// Not leased: the row is ready as soon as it has the needed fields.
     #[default]
@@ -245,6 +249,19 @@ impl QueueCore {
         }
     }
 
+    /// Returns the changes that make this state from an empty queue.
+    pub(super) fn snapshot(&self) -> Vec<Change> {
+        let names = self.names.iter().cloned().map(Change::Name);
+        let readers = self.readers.iter().map(|r| Change::Join(r.spec.clone()));
+        let rows = self.rows.iter().map(|(seq, row)| Change::Insert {
+            seq: *seq,
+            row: row.clone(),
+            values: Vec::new(),
+        });
+        let next = Change::NextLease(self.next_lease);
+        names.chain(readers).chain(rows).chain([next]).collect()
+    }
+
     /// Applies planned changes. They must have been planned for the present state.
     pub(super) fn apply(&mut self, changes: Vec<Change>) {
         for change in changes {
@@ -258,7 +275,9 @@ impl QueueCore {
                     row.claims[reader] = claim;
                     readers(reader, row, true);
                 }),
-                Change::Write { seq, field, value } => self.write(seq, field, value.len() as u64),
+                Change::Write {
+                    seq, field, bytes, ..
+                } => self.write(seq, field, bytes),
                 Change::Finish { seq } => self.finish(seq),
                 Change::Forget { seq } => self.forget(seq),
                 Change::NextLease(next) => self.next_lease = next,

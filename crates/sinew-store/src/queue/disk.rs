@@ -250,7 +250,7 @@ fn text_sum(number: i64, text: &str) -> i64 {
 }
 
 impl Backing for Table {
-    fn write(&mut self, core: &QueueCore, changes: &[Change]) -> Result<(), StoreError> {
+    fn write(&mut self, core: &QueueCore, changes: &[Change]) -> Result<bool, StoreError> {
         let path = &self.path;
         let failed = |error: StoreError| match error {
             StoreError::Index(source) => bad_file(path, source),
@@ -276,7 +276,8 @@ impl Backing for Table {
                     other => write(&tx, core, other)?,
                 }
             }
-            Ok(tx.commit()?)
+            tx.commit()?;
+            Ok(true)
         })();
         written.map_err(failed)
     }
@@ -322,9 +323,9 @@ fn write(tx: &Transaction<'_>, core: &QueueCore, change: &Change) -> Result<(), 
             }
             Ok(())
         }
-        Change::Write { seq, field, value } => {
-            insert_field(tx, signed("row", *seq)?, *field, value)
-        }
+        Change::Write {
+            seq, field, value, ..
+        } => insert_field(tx, signed("row", *seq)?, *field, value),
         Change::Claim { seq, reader, claim } => insert_claim(tx, *seq, *reader, claim),
         Change::Finish { seq } => {
             let number = signed("row", *seq)?;

@@ -1,4 +1,4 @@
-//! A queue in this process: the core behind a lock, with a backing that stores values.
+//! A queue of this process: the core behind a lock, with a backing that stores values.
 
 use super::Queue;
 use super::core::{Change, QueueCore};
@@ -12,18 +12,44 @@ use bytes::Bytes;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::{Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Values of a row by field number; missing ones are left out.
+pub(super) type RowValues = Vec<(usize, Bytes)>;
 
 /// Storage of values, which also makes changes durable.
 pub(super) trait Backing: Send + Debug {
-    /// Makes changes of the state `core` durable: all or none.
-    fn write(&mut self, core: &QueueCore, changes: &[Change]) -> Result<(), StoreError>;
+    /// Brings `core` up to date with the changes of other processes. Returns whether there were any.
+    fn catch_up(&mut self, core: &mut QueueCore) -> Result<bool, StoreError> {
+        let _ = core;
+        Ok(false)
+    }
 
-    /// Reads values of a row by field number, in that order; missing ones are left out.
-    fn read(&mut self, seq: u64, fields: &[usize]) -> Result<Vec<(usize, Bytes)>, StoreError>;
+    /// Makes changes of the state `core` durable: all or none. Returns `false`, and writes nothing, if
+    /// another process has changed the queue since the last [`Backing::catch_up`].
+    fn write(&mut self, core: &QueueCore, changes: &[Change]) -> Result<bool, StoreError>;
+
+    /// Reads values of a row, in the order of `fields`.
+    fn read(&mut self, seq: u64, fields: &[usize]) -> Result<RowValues, StoreError>;
+
+    /// Reads values of several rows.
+    fn read_all(&mut self, rows: &[u64], fields: &[usize]) -> Result<Vec<RowValues>, StoreError> {
+        rows.iter().map(|seq| self.read(*seq, fields)).collect()
+    }
+
+    /// Returns the time of the last [`Backing::catch_up`] by the clock of leases, in milliseconds. A queue
+    /// without a clock follows its caller's.
+    fn now_ms(&self, caller_ms: u64) -> u64 {
+        caller_ms
+    }
+
+    /// Interval at which a waiting call looks for changes of other processes; `None` if there are none.
+    fn looks_every(&self) -> Option<Duration> {
+        None
+    }
 }
 
-/// A queue in this process, whose values are stored in `B`.
+/// A queue of this process, whose values are stored in `B`.
 #[derive(Debug)]
 pub struct Local<B> {
     state: Mutex<State<B>>,
@@ -51,41 +77,91 @@ pub(super) fn local<B>(core: QueueCore, backing: B) -> Local<B> {
     }
 }
 
-/// Plans an operation, makes its changes durable, and applies them. On failure the state stays unchanged.
+/// Plans an operation at a time, makes its changes durable, and applies them. On failure the state stays
+/// unchanged. If another process was faster, the operation is planned again for the new state.
 fn change<B: Backing, T>(
     queue: &Local<B>,
-    plan: impl FnOnce(&QueueCore) -> Result<(Vec<Change>, T), QueueError>,
+    caller_ms: u64,
+    plan: impl Fn(&QueueCore, u64) -> Result<(Vec<Change>, T), QueueError>,
 ) -> Result<T, StoreError> {
     let mut state = guard(&queue.state)?;
-    let (changes, value) = plan(&state.core)?;
-    if state.persist(changes)? {
-        queue.changed.notify_all();
+    loop {
+        state.catch_up(&queue.changed)?;
+        let now_ms = state.backing.now_ms(caller_ms);
+        let (changes, value) = plan(&state.core, now_ms)?;
+        if state.persist(changes, &queue.changed)? {
+            return Ok(value);
+        }
     }
-    Ok(value)
 }
 
 /// Like [`change`], and returns the number of changes.
 fn count<B: Backing>(
     queue: &Local<B>,
-    plan: impl FnOnce(&QueueCore) -> Result<Vec<Change>, QueueError>,
+    plan: impl Fn(&QueueCore) -> Result<Vec<Change>, QueueError>,
 ) -> Result<usize, StoreError> {
-    change(queue, |core| {
+    change(queue, 0, |core, _| {
         let changes = plan(core)?;
         let count = changes.len();
         Ok((changes, count))
     })
 }
 
+/// Result of an attempt to lease rows.
+enum LeaseResult {
+    Given(PlannedLease),
+    /// No row is ready.
+    NoneReady,
+    /// Another process was faster, so that the lease has to be planned again.
+    Outrun,
+}
+
 impl<B: Backing> State<B> {
-    /// Makes changes durable and applies them. Returns whether there were any.
-    fn persist(&mut self, changes: Vec<Change>) -> Result<bool, StoreError> {
+    /// Applies the changes of other processes, and wakes those who wait for a change.
+    fn catch_up(&mut self, changed: &Condvar) -> Result<(), StoreError> {
+        if self.backing.catch_up(&mut self.core)? {
+            self.change += 1;
+            changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Makes changes durable, applies them, and wakes those who wait for one. Returns `false` if another
+    /// process was faster, so that they have to be planned again.
+    fn persist(&mut self, changes: Vec<Change>, changed: &Condvar) -> Result<bool, StoreError> {
         if changes.is_empty() {
+            return Ok(true);
+        }
+        if !self.backing.write(&self.core, &changes)? {
             return Ok(false);
         }
-        self.backing.write(&self.core, &changes)?;
         self.core.apply(changes);
         self.change += 1;
+        changed.notify_all();
         Ok(true)
+    }
+
+    /// Takes back expired leases, then leases rows.
+    fn lease(
+        &mut self,
+        ask: &RowRequest,
+        caller_ms: u64,
+        changed: &Condvar,
+    ) -> Result<LeaseResult, StoreError> {
+        self.catch_up(changed)?;
+        let now_ms = self.backing.now_ms(caller_ms);
+        let ended = self.core.plan_expire(now_ms);
+        if !self.persist(ended, changed)? {
+            return Ok(LeaseResult::Outrun);
+        }
+        let Some((changes, given)) = self.core.plan_lease(ask, now_ms)? else {
+            return Ok(LeaseResult::NoneReady);
+        };
+        if self.persist(changes, changed)? {
+            Ok(LeaseResult::Given(given))
+        } else {
+            Ok(LeaseResult::Outrun)
+        }
     }
 
     /// Returns the rows of a lease with the values that its consumer needs.
@@ -94,9 +170,10 @@ impl<B: Backing> State<B> {
         let needs = &self.core.readers[reader].spec.needs;
         let numbers: Vec<usize> = needs.iter().filter_map(|n| self.core.field(n)).collect();
         let mut rows = Vec::with_capacity(given.rows.len());
-        for (seq, part) in given.rows {
+        let chosen: Vec<u64> = given.rows.iter().map(|(seq, _)| *seq).collect();
+        let values = self.backing.read_all(&chosen, &numbers)?;
+        for ((seq, part), values) in given.rows.into_iter().zip(values) {
             let row = &self.core.rows[&seq];
-            let values = self.backing.read(seq, &numbers)?;
             let named = |(number, value): (usize, Bytes)| Field {
                 name: self.core.names[number].clone(),
                 value,
@@ -121,29 +198,26 @@ impl<B: Backing> State<B> {
 
 impl<B: Backing> Queue for Local<B> {
     fn put(&self, rows: &[NewRow]) -> Result<Vec<PutOutcome>, StoreError> {
-        change(self, |core| core.plan_put(rows))
+        change(self, 0, |core, _| core.plan_put(rows))
     }
 
     fn fill(&self, rows: &[AckedRow]) -> Result<usize, StoreError> {
-        change(self, |core| core.plan_fill(rows))
+        change(self, 0, |core, _| core.plan_fill(rows))
     }
 
     fn join(&self, consumer: &Consumer) -> Result<(), StoreError> {
-        change(self, |core| Ok((core.plan_join(consumer)?, ())))
+        change(self, 0, |core, _| Ok((core.plan_join(consumer)?, ())))
     }
 
     fn lease(&self, ask: &RowRequest, now_ms: u64) -> Result<LeaseBatch, StoreError> {
         let mut state = guard(&self.state)?;
-        let ended = state.core.plan_expire(now_ms);
-        if state.persist(ended)? {
-            self.changed.notify_all();
+        loop {
+            match state.lease(ask, now_ms, &self.changed)? {
+                LeaseResult::Given(given) => return state.loan(&ask.consumer, given),
+                LeaseResult::NoneReady => return Ok(LeaseBatch::default()),
+                LeaseResult::Outrun => {}
+            }
         }
-        let Some((changes, given)) = state.core.plan_lease(ask, now_ms)? else {
-            return Ok(LeaseBatch::default());
-        };
-        state.persist(changes)?;
-        self.changed.notify_all();
-        state.loan(&ask.consumer, given)
     }
 
     fn ack(
@@ -152,7 +226,7 @@ impl<B: Backing> Queue for Local<B> {
         lease: LeaseId,
         rows: &[AckedRow],
     ) -> Result<ReturnOutcome, StoreError> {
-        change(self, |core| core.plan_ack(consumer, lease, rows))
+        change(self, 0, |core, _| core.plan_ack(consumer, lease, rows))
     }
 
     fn release(
@@ -161,7 +235,7 @@ impl<B: Backing> Queue for Local<B> {
         lease: LeaseId,
         keys: &[String],
     ) -> Result<ReturnOutcome, StoreError> {
-        change(self, |core| {
+        change(self, 0, |core, _| {
             core.plan_back(consumer, lease, keys, ReturnKind::Released)
         })
     }
@@ -173,7 +247,7 @@ impl<B: Backing> Queue for Local<B> {
         keys: &[String],
         reason: &str,
     ) -> Result<ReturnOutcome, StoreError> {
-        change(self, |core| {
+        change(self, 0, |core, _| {
             core.plan_back(consumer, lease, keys, ReturnKind::Failed(reason))
         })
     }
@@ -186,8 +260,10 @@ impl<B: Backing> Queue for Local<B> {
         ttl_ms: u64,
         now_ms: u64,
     ) -> Result<ReturnOutcome, StoreError> {
-        let until = ReturnKind::Renewed(now_ms.saturating_add(ttl_ms));
-        change(self, |core| core.plan_back(consumer, lease, keys, until))
+        change(self, now_ms, |core, now_ms| {
+            let until = ReturnKind::Renewed(now_ms.saturating_add(ttl_ms));
+            core.plan_back(consumer, lease, keys, until)
+        })
     }
 
     fn revive(&self, consumer: &str, keys: &[String]) -> Result<usize, StoreError> {
@@ -199,7 +275,7 @@ impl<B: Backing> Queue for Local<B> {
     }
 
     fn sweep(&self, keep: usize, now_ms: u64) -> Result<usize, StoreError> {
-        change(self, |core| {
+        change(self, now_ms, |core, now_ms| {
             let mut changes = core.plan_expire(now_ms);
             let forgotten = core.plan_forget(keep);
             let count = forgotten.len();
@@ -210,6 +286,7 @@ impl<B: Backing> Queue for Local<B> {
 
     fn read(&self, key: &str, field: &str) -> Result<Option<Bytes>, StoreError> {
         let state = &mut *guard(&self.state)?;
+        state.catch_up(&self.changed)?;
         let (Some(&seq), Some(field)) = (state.core.by_key.get(key), state.core.field(field))
         else {
             return Ok(None);
@@ -219,29 +296,43 @@ impl<B: Backing> Queue for Local<B> {
     }
 
     fn state(&self, consumer: &str, key: &str) -> Result<Option<RowState>, StoreError> {
-        let core = &guard(&self.state)?.core;
+        let mut state = guard(&self.state)?;
+        state.catch_up(&self.changed)?;
+        let core = &state.core;
         let reader = core.known_reader(consumer)?;
         let row = core.by_key.get(key).and_then(|seq| core.rows.get(seq));
         Ok(row.map(|row| core.state(row, reader)))
     }
 
     fn rows(&self, after: Option<u64>, limit: usize) -> Result<Vec<RowView>, StoreError> {
-        let core = &guard(&self.state)?.core;
+        let mut state = guard(&self.state)?;
+        state.catch_up(&self.changed)?;
+        let core = &state.core;
         let from = after.map_or(0, |seq| seq.saturating_add(1));
         let rows = core.rows.range(from..).take(limit);
         Ok(rows.map(|(seq, row)| core.view(*seq, row)).collect())
     }
 
     fn stats(&self) -> Result<QueueStats, StoreError> {
-        Ok(guard(&self.state)?.core.stats())
+        let mut state = guard(&self.state)?;
+        state.catch_up(&self.changed)?;
+        Ok(state.core.stats())
     }
 
     fn wait(&self, seen: u64, at_most: Duration) -> Result<u64, StoreError> {
-        let state = guard(&self.state)?;
-        let same = |state: &mut State<B>| state.change == seen;
-        let waited = self.changed.wait_timeout_while(state, at_most, same);
-        let (state, _) = waited.map_err(|_| StoreError::Poisoned)?;
-        Ok(state.change)
+        let began = Instant::now();
+        let mut state = guard(&self.state)?;
+        loop {
+            state.catch_up(&self.changed)?;
+            let left = at_most.saturating_sub(began.elapsed());
+            if state.change != seen || left.is_zero() {
+                return Ok(state.change);
+            }
+            let every = state.backing.looks_every();
+            let pause = every.map_or(left, |every| every.min(left));
+            let waited = self.changed.wait_timeout(state, pause);
+            state = waited.map_err(|_| StoreError::Poisoned)?.0;
+        }
     }
 }
 
@@ -260,13 +351,15 @@ impl MemoryQueue {
 pub struct Values(HashMap<u64, Vec<(usize, Bytes)>>);
 
 impl Backing for Values {
-    fn write(&mut self, _: &QueueCore, changes: &[Change]) -> Result<(), StoreError> {
+    fn write(&mut self, _: &QueueCore, changes: &[Change]) -> Result<bool, StoreError> {
         for change in changes {
             match change {
                 Change::Insert { seq, values, .. } => {
                     self.0.insert(*seq, values.clone());
                 }
-                Change::Write { seq, field, value } => {
+                Change::Write {
+                    seq, field, value, ..
+                } => {
                     self.0
                         .entry(*seq)
                         .or_default()
@@ -279,10 +372,10 @@ impl Backing for Values {
                 }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
-    fn read(&mut self, seq: u64, fields: &[usize]) -> Result<Vec<(usize, Bytes)>, StoreError> {
+    fn read(&mut self, seq: u64, fields: &[usize]) -> Result<RowValues, StoreError> {
         let values = self.0.get(&seq);
         let value = |field: &usize| {
             let mut values = values?.iter();

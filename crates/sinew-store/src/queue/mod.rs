@@ -13,6 +13,7 @@
 //! | `core`, `plan`, `sample` | the states of all rows, pure: operations are planned, made durable, applied |
 //! | `local` | [`MemoryQueue`] and [`DiskQueue`]: the core behind a lock, with values in a map or in SQLite |
 //! | `disk` | the SQLite file |
+//! | `shared` | [`SharedQueue`]: the core in each of many processes, over a [`Log`] in a server |
 //! | `episode` | episodes as rows, and the consumers that score and train them |
 //!
 //! Every lease call first takes back expired leases, so that no timer is needed.
@@ -25,6 +26,7 @@ mod payload;
 mod plan;
 mod rows;
 mod sample;
+mod shared;
 
 pub(crate) use disk::file;
 pub use disk::{DiskQueue, Table};
@@ -36,6 +38,10 @@ pub use rows::{
     MAX_CONSUMERS, MAX_FIELDS, MAX_KEY, MAX_NAME, MAX_REASON, NewRow, Order, PutOutcome,
     QueueError, QueueLimits, QueueStats, ReturnOutcome, RowRequest, RowSelection, RowState,
     RowView, Sample, field, fields,
+};
+
+pub use shared::{
+    LeaseClock, Log, LogEntry, LogMark, LogPage, LogSnapshot, LogWrite, Shared, SharedQueue,
 };
 
 use crate::error::StoreError;

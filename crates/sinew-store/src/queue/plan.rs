@@ -67,6 +67,16 @@ fn reason(text: &str) -> Arc<str> {
     text[..end].into()
 }
 
+/// A written field of a row.
+fn written(seq: u64, field: usize, value: bytes::Bytes) -> Change {
+    Change::Write {
+        seq,
+        field,
+        bytes: value.len() as u64,
+        value,
+    }
+}
+
 /// Field names, including those that a call adds.
 struct Names<'a> {
     known: &'a QueueCore,
@@ -243,8 +253,7 @@ impl QueueCore {
             for given in done.fields.iter().filter(|_| !row.done) {
                 let field = names.number(&given.name)?;
                 if row.fields >> field & 1 == 0 && seen.insert((seq, field)) {
-                    let value = given.value.clone();
-                    writes.push(Change::Write { seq, field, value });
+                    writes.push(written(seq, field, given.value.clone()));
                 }
             }
         }
@@ -409,7 +418,7 @@ impl QueueCore {
         let mut changes = Vec::new();
         let keys = rows.iter().map(|d| &d.key);
         let settled = self.plan_held(number, lease, keys, |place, seq, row, mut claim| {
-            let written = self.written(number, &rows[place])?;
+            let values = self.written(number, &rows[place])?;
             if claim.hold == Hold::Acked {
                 return Ok(false);
             }
@@ -427,11 +436,8 @@ impl QueueCore {
             {
                 changes.push(Change::Finish { seq });
             } else {
-                changes.extend(written.into_iter().map(|(field, value)| Change::Write {
-                    seq,
-                    field,
-                    value,
-                }));
+                let values = values.into_iter();
+                changes.extend(values.map(|(field, value)| written(seq, field, value)));
             }
             Ok(true)
         })?;

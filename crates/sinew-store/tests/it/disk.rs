@@ -577,3 +577,42 @@ fn a_queue_without_a_byte_is_lost_and_not_empty() {
     open(true).unwrap();
     open(false).unwrap();
 }
+
+/// Many threads wait for the same lock: each gets its own answer, and acknowledged data is on disk.
+#[test]
+fn commits_that_share_a_frame_have_their_own_answers() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = StoreOptions {
+        max_trace_bytes: 4_000,
+        ..StoreOptions::default()
+    };
+    let store = DiskStore::open(directory.path(), options).unwrap();
+    let commit = |thread: u64| {
+        let mut new = 0;
+        for i in 0..30 {
+            // Each episode is brought by three threads; every tenth is too large.
+            let n = (i + thread / 3 * 100) + 1;
+            let tokens = if n.is_multiple_of(10) { 5_000 } else { 40 };
+            match store.commit(&trace(n, tokens)) {
+                Ok(CommitOutcome::New) => new += 1,
+                Ok(CommitOutcome::Duplicate) => {}
+                Err(StoreError::TooLarge { episode, .. }) => {
+                    assert_eq!((episode, n % 10), (id(n), 0));
+                }
+                Err(other) => panic!("{other}"),
+            }
+            let found = store.get(&id(n)).unwrap();
+            assert_eq!(found.is_some(), !n.is_multiple_of(10));
+        }
+        new
+    };
+    let new: u64 = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..9).map(|t| scope.spawn(move || commit(t))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).sum()
+    });
+    assert_eq!(new, 81);
+    drop(store);
+    let store = DiskStore::open(directory.path(), options).unwrap();
+    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
+    assert_eq!(store.stats().unwrap().episodes, 81);
+}

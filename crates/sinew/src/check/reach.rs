@@ -79,7 +79,9 @@ pub(super) fn pool(recipe: &RunPlan) -> Result<(), Failure> {
             queue,
             token_file: Some(_),
             ..
-        }) => reach("data.queue", queue, "start `sinew queue serve` there"),
+        }) if !sinew_recipe::is_database(queue) => {
+            reach("data.queue", queue, "start `sinew queue serve` there")
+        }
         _ => Ok(()),
     }
 }

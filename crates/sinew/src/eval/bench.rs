@@ -15,12 +15,15 @@
 use super::EvalArgs;
 use super::compare::{RESULT, results};
 use super::plan::{How, Planned};
+use super::target::{TargetArgs, folder_name, price};
 use crate::train::{self, CommandEnd, TrainOptions};
 use crate::{output, signals};
 use clap::Args;
 use serde_json::{Value, json};
-use sinew_assembly::{Failure, MeasureOptions, typed_source};
-use sinew_evaluation::{Bench, BenchResult, Facts, Measures, Sample, Setup, summarize};
+use sinew_assembly::{Failure, MeasureOptions, MeasuredServers};
+use sinew_evaluation::{
+    Bench, BenchResult, Facts, Measures, Sample, ServedTokens, Setup, UserTokens, summarize,
+};
 use sinew_orchestrator::{FAILING, Process, RunEvent};
 use sinew_recipe::RunPlan;
 use sinew_runs::{RunDir, holds_run, write_atomic};
@@ -33,19 +36,23 @@ use tokio::sync::watch;
 /// File of all results without their tasks.
 const EVALUATION: &str = "evaluation.json";
 
+/// Sandbox level of task folders, unless one is named.
+const LEVEL: &str = if cfg!(feature = "container") {
+    "container"
+} else {
+    "process"
+};
+
 /// Message to whoever stops it.
 const GO_ON: &str =
     "episodes that ended are kept\n  hint: the same command with --resume continues";
-
-/// Kinds of servers that an address may name.
-const KINDS: [&str; 4] = ["", "vllm+", "sglang+", "openai+"];
 
 /// Arguments for benchmarks.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Benchmarks")]
 pub(super) struct BenchArgs {
-    /// Measure --model with these benchmarks: NAME[,NAME...]; docs/evaluation.md has their prompts and
-    /// settings
+    /// Measure --model with these benchmarks: NAME[,NAME...], or harbor:DIR for a folder of Harbor's tasks;
+    /// docs/evaluation.md has their prompts and settings
     #[arg(
         long,
         value_name = "NAME",
@@ -60,9 +67,8 @@ pub(super) struct BenchArgs {
     /// Compare two measurements of the same tasks, task by task: B minus A
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "model")]
     pub(super) compare: Vec<PathBuf>,
-    /// Model whose tokenizer and chat template write the prompts for a server: needed with --model URL
-    #[arg(long, value_name = "MODEL", requires = "bench")]
-    tokenizer: Option<String>,
+    #[command(flatten)]
+    target: TargetArgs,
     /// Sampled episodes of each task for each seed; 0: only greedy ones. Left out: 4
     #[arg(long, value_name = "N", requires = "bench", value_parser = clap::value_parser!(u16).range(0..=1000))]
     samples: Option<u16>,
@@ -93,6 +99,9 @@ pub(super) struct BenchArgs {
     /// Python interpreter that has the packages of the benchmark: a path, or a name in PATH
     #[arg(long, value_name = "PYTHON", requires = "bench")]
     python: Option<String>,
+    /// Sandbox level of the tasks of harbor:DIR. Left out: container where this program has it, else process
+    #[arg(long, value_name = "LEVEL", requires = "bench", value_parser = ["process", "container", "microvm"])]
+    level: Option<String>,
     /// Price of a million tokens of prompts, and of a million sampled ones: the report has the cost
     #[arg(long, value_name = "IN,OUT", requires = "bench", value_parser = price)]
     price: Option<[f64; 2]>,
@@ -106,22 +115,12 @@ fn above_zero(text: &str) -> Result<f32, String> {
     }
 }
 
-/// Two prices.
-fn price(text: &str) -> Result<[f64; 2], String> {
-    let parts = text.split(',').map(|part| part.trim().parse::<f64>().ok());
-    let parts: Option<Vec<f64>> = parts.collect();
-    match parts.as_deref() {
-        Some([input, output]) if [input, output].iter().all(|p| p.is_finite() && **p >= 0.0) => {
-            Ok([*input, *output])
-        }
-        _ => Err("allowed: two numbers from 0, such as 0.15,0.60".into()),
-    }
-}
-
 impl How {
     fn of(args: &EvalArgs, benches: usize) -> Result<Self, Failure> {
         let own = &args.bench;
-        let (model, source, engine) = target(args)?;
+        let target = own
+            .target
+            .target(args.model.as_deref().unwrap_or_default())?;
         let seed = args.run.seed.unwrap_or(0);
         let seeds = match &own.seeds[..] {
             [] => vec![seed],
@@ -138,9 +137,11 @@ impl How {
             ));
         }
         Ok(Self {
-            model,
+            model: target.name,
             setup: Setup {
-                model: source,
+                model: target.source,
+                user: own.target.user(),
+                level: Some(own.level.as_deref().unwrap_or(LEVEL).to_owned()),
                 seed,
                 rows: None,
                 python: own.python.clone(),
@@ -151,11 +152,12 @@ impl How {
                 temperature: own.temperature.unwrap_or(1.0),
                 greedy: !own.no_greedy,
             },
-            engine,
+            servers: target.servers,
             tasks: own.tasks.unwrap_or(usize::MAX),
             resume: args.run.resume,
             seeds,
             price: own.price,
+            user_price: own.target.user_price,
             data: own.data.clone(),
             single: benches == 1,
         })
@@ -185,32 +187,14 @@ impl How {
     }
 }
 
-/// The model as it was named, its source in recipes, and its address if it is behind servers.
-fn target(args: &EvalArgs) -> Result<(String, String, Option<String>), Failure> {
-    let model = args.model.clone().unwrap_or_default();
-    let served = KINDS.iter().any(|kind| {
-        let address = model.strip_prefix(kind);
-        address.is_some_and(|a| a.starts_with("http://") || a.starts_with("https://"))
-    });
-    match (&args.bench.tokenizer, served) {
-        (Some(tokenizer), true) => Ok((model.clone(), typed_source(tokenizer), Some(model))),
-        (None, false) => Ok((model.clone(), typed_source(&model), None)),
-        (None, true) => Err(Failure::input(format!(
-            "--tokenizer is missing: prompts for {model} are written here, with the chat template of its model\n  \
-             hint: --tokenizer hf:ORG/NAME, or the folder of the model"
-        ))),
-        (Some(_), false) => Err(Failure::input(
-            "--tokenizer: has an effect with --model URL only; remove it",
-        )),
-    }
-}
-
 /// `sinew eval --benches`.
 ///
 /// # Errors
 /// If a definition is broken, which is a bug.
 pub(super) fn list(json: bool) -> Result<(), Failure> {
-    for bench in Bench::all().map_err(Failure::system)? {
+    let mut all = Bench::all().map_err(Failure::system)?;
+    all.push(Bench::harbor("DIR").map_err(Failure::system)?);
+    for bench in all {
         if json {
             output::print_json(&json!({
                 "bench": bench.name, "about": bench.about, "link": bench.link, "source": bench.source,
@@ -242,15 +226,7 @@ fn folder(args: &EvalArgs, model: &str) -> Result<PathBuf, Failure> {
         }
         return Ok(path.clone());
     }
-    let last = model.trim_end_matches('/').rsplit('/').next();
-    let safe = |c: char| {
-        if c.is_ascii_alphanumeric() || ".-_".contains(c) {
-            c
-        } else {
-            '-'
-        }
-    };
-    let name: String = last.unwrap_or_default().chars().map(safe).collect();
+    let name = folder_name(model, &args.bench.target);
     let first = PathBuf::from("runs").join(format!("eval-{name}"));
     if args.run.resume || !taken(&first) {
         return Ok(first);
@@ -274,6 +250,16 @@ pub(super) fn measured(args: &EvalArgs) -> Result<CommandEnd, Failure> {
         return Err(Failure::input("--bench: a benchmark is named twice"));
     }
     let how = How::of(args, benches.len())?;
+    if how.setup.user.is_some() && !benches.iter().any(|b| b.user) {
+        return Err(Failure::input(
+            "--user: has an effect with benchmarks that have a user only, such as tau2; remove it",
+        ));
+    }
+    if args.bench.level.is_some() && !benches.iter().any(|b| b.has_level) {
+        return Err(Failure::input(
+            "--level: has an effect with --bench harbor:DIR only; remove it",
+        ));
+    }
     if how.data.is_some() && benches.iter().all(|b| b.source.is_none()) {
         return Err(Failure::input(
             "--data: has no effect with benchmarks whose package has the tasks; remove it",
@@ -313,10 +299,11 @@ pub(super) fn measured(args: &EvalArgs) -> Result<CommandEnd, Failure> {
 
 /// Prompts that the model was trained on, or the reason why they are not known.
 fn trained(how: &How) -> Result<Vec<String>, String> {
-    if how.engine.is_some() {
-        return Err("the model is behind a server".into());
-    }
-    match sinew_assembly::trained_prompts(&how.setup.model) {
+    let source = match (&how.servers, &how.setup.model) {
+        (None, Some(source)) => source,
+        _ => return Err("the model is behind a server".into()),
+    };
+    match sinew_assembly::trained_prompts(source) {
         Ok(Some(prompts)) => Ok(prompts),
         Ok(None) => Err("the model is not of a run".into()),
         Err(failure) => Err(failure.text().to_owned()),
@@ -355,7 +342,7 @@ fn measure(
     options.tasks = Some(planned.tasks.clone());
     options.go_on = Some(GO_ON.to_owned());
     let measure = MeasureOptions {
-        engine: how.engine.clone(),
+        servers: how.servers.clone(),
         tasks: planned.count,
         samples: how.setup.samples,
         seeds: how.seeds.clone(),
@@ -364,17 +351,20 @@ fn measure(
     };
     let mut found = None;
     let job = |recipe: &RunPlan, dir: &RunDir, options: &TrainOptions| {
-        let (samples, wall_s) = sampled(recipe, dir, options, &measure)?;
+        let measured = sampled(recipe, dir, options, &measure)?;
         let facts = Facts {
             bench: planned.bench.name.clone(),
             model: how.model.clone(),
             settings: planned.settings.clone(),
             tasks_hash: Some(planned.tasks_hash.clone()),
             contamination: planned.contamination(trained),
-            wall_s,
+            wall_s: measured.wall_s,
             price: how.price,
+            is_text_only: measured.is_text_only,
+            served: served(how, &planned.folder)?,
+            user: user(how, &planned.folder)?,
         };
-        let result = summarize(facts, &samples);
+        let result = summarize(facts, &measured.samples);
         let text = serde_json::to_vec(&result).map_err(Failure::system)?;
         write(&planned.folder.join(RESULT), &text)?;
         let trouble = trouble(&result, &planned.folder).map(Failure::system);
@@ -387,26 +377,76 @@ fn measure(
     found.ok_or_else(|| Failure::system("the measurement ended without a result"))
 }
 
-/// Runs the episodes of a benchmark. Returns its samples, and the seconds that this session took.
+/// Counts of the servers that were sent messages; the others' tokens are those of the samples.
+fn served(how: &How, folder: &Path) -> Result<Option<ServedTokens>, Failure> {
+    let Some(MeasuredServers::Chat(_)) = &how.servers else {
+        return Ok(None);
+    };
+    let usage = sinew_assembly::served_usage(folder)?;
+    Ok(Some(ServedTokens {
+        requests: usage.requests,
+        uncounted: usage.uncounted,
+        prompt: usage.prompt,
+        sampled: usage.sampled,
+    }))
+}
+
+/// The model that played a user, and what it spent.
+fn user(how: &How, folder: &Path) -> Result<Option<UserTokens>, Failure> {
+    let spent = sinew_judge::user_spent(folder).map_err(Failure::system)?;
+    let (Some(user), Some(spent)) = (&how.setup.user, spent) else {
+        return Ok(None);
+    };
+    Ok(Some(UserTokens {
+        model: user.model.clone(),
+        calls: spent.calls,
+        prompt: spent.usage.input,
+        sampled: spent.usage.output,
+        cost: how.user_price.map(|price| spent.cost(price)),
+    }))
+}
+
+/// The samples of a benchmark.
+struct Sampled {
+    samples: Vec<Sample>,
+    /// Seconds that this session took.
+    wall_s: f64,
+    /// Servers reported neither token ids nor log-probs.
+    is_text_only: bool,
+}
+
+/// Runs the episodes of a benchmark.
 fn sampled(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
     how: &MeasureOptions,
-) -> Result<(Vec<Sample>, f64), Failure> {
+) -> Result<Sampled, Failure> {
     train::in_session(recipe, dir, options, 0, |session| {
         let (bus, started) = (session.bus.clone(), session.started);
         let measurement = sinew_assembly::measurement(recipe, how, session)?;
         dir.write_recipe(recipe).map_err(Failure::input)?;
-        let mut samples = Vec::new();
+        let chats = matches!(how.servers, Some(MeasuredServers::Chat(_)));
+        let (mut samples, mut is_text_only) = (Vec::new(), false);
         let mut take = |seed: Option<u64>, trace: &sinew_types::Trace| {
-            samples.push((seed, trace.origin.draw, Sample::of(trace, seed)));
+            is_text_only |= trace.provenance.logprobs_unknown;
+            let sample = Sample::of(trace, seed);
+            let sample = if chats {
+                sample.cut_by_server()
+            } else {
+                sample
+            };
+            samples.push((seed, trace.origin.draw, sample));
         };
         let done = sinew_assembly::measure(measurement, &mut take);
         // They end in any order.
         samples.sort_by_key(|(seed, draw, _)| (*seed, *draw));
         let samples: Vec<Sample> = samples.into_iter().map(|(_, _, sample)| sample).collect();
-        let done = done.map(|()| (samples, started.elapsed().as_secs_f64()));
+        let done = done.map(|()| Sampled {
+            samples,
+            wall_s: started.elapsed().as_secs_f64(),
+            is_text_only,
+        });
         if done.is_ok() {
             let (process, why) = (Process::Ended, None);
             let sent = bus.emit(RunEvent::Ended { process, why });
@@ -470,11 +510,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prices_and_temperatures_are_numbers_in_their_range() {
-        assert_eq!(price("0.15, 0.6"), Ok([0.15, 0.6]));
-        for wrong in ["", "1", "1,2,3", "1,-2", "1,NaN", "a,b"] {
-            assert!(price(wrong).is_err(), "{wrong}");
-        }
+    fn temperatures_are_numbers_in_their_range() {
         assert_eq!(above_zero("0.7"), Ok(0.7));
         for wrong in ["0", "-1", "NaN", "inf", "x"] {
             assert!(above_zero(wrong).is_err(), "{wrong}");

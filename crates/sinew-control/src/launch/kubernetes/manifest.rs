@@ -42,7 +42,9 @@ fn filled(template: &str, values: &Map<String, Value>) -> Result<String, String>
             None => (inside.trim(), false),
         };
         let name = name.strip_prefix(".Values.").unwrap_or(name);
-        let value = values.get(name).ok_or_else(|| format!("{name} has no value"))?;
+        let value = values
+            .get(name)
+            .ok_or_else(|| format!("{name} has no value"))?;
         match value {
             Value::String(plain) if !as_json => text.push_str(plain),
             value => text.push_str(&value.to_string()),

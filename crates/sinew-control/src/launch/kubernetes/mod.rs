@@ -50,7 +50,10 @@ impl KubernetesOptions {
             Some(claim) => json!({"name": "runs", "persistentVolumeClaim": {"claimName": claim}}),
             None => json!({"name": "runs", "emptyDir": {}}),
         };
-        let env = spec.env.iter().map(|(name, value)| json!({"name": name, "value": value}));
+        let env = spec
+            .env
+            .iter()
+            .map(|(name, value)| json!({"name": name, "value": value}));
         let mut requests = json!({"cpu": spec.cpus.max(1).to_string()});
         let mut resources = json!({});
         if let Some(memory_mb) = spec.memory_mb {
@@ -86,7 +89,10 @@ impl KubernetesOptions {
         };
         let mut values = self.values(spec);
         values.insert("job".to_owned(), json!(spec.name));
-        values.insert("role".to_owned(), json!(kind.map_or("owner", RoleKind::name)));
+        values.insert(
+            "role".to_owned(),
+            json!(kind.map_or("owner", RoleKind::name)),
+        );
         values.insert("seccomp".to_owned(), json!(seccomp));
         let made = manifest::manifests(manifest::ROLE_TEMPLATE, &values);
         let made = made.map_err(|why| LaunchError::call(ENGINE, "make a manifest", why))?;
@@ -99,7 +105,12 @@ impl KubernetesOptions {
     ///
     /// # Errors
     /// As [`KubernetesOptions::role`].
-    pub fn run(&self, spec: &RoleSpec, recipe: &str, token: &str) -> Result<Vec<Value>, LaunchError> {
+    pub fn run(
+        &self,
+        spec: &RoleSpec,
+        recipe: &str,
+        token: &str,
+    ) -> Result<Vec<Value>, LaunchError> {
         let mut values = self.values(spec);
         values.insert("recipe".to_owned(), json!(recipe));
         values.insert("token".to_owned(), json!(token));
@@ -134,12 +145,19 @@ impl KubernetesLauncher {
             authorities: access.authorities.clone(),
             ..ClientOptions::default()
         });
-        let namespace = options.namespace.clone().or_else(|| access.namespace.clone());
+        let namespace = options
+            .namespace
+            .clone()
+            .or_else(|| access.namespace.clone());
         let namespace = namespace.unwrap_or_else(|| "default".to_owned());
         let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
         if namespace.is_empty() || namespace.len() > 63 || !namespace.bytes().all(fits) {
             let allowed = "1 to 63 lower-case letters, digits and hyphens";
-            return Err(LaunchError::setting("launch.kubernetes.namespace", namespace, allowed));
+            return Err(LaunchError::setting(
+                "launch.kubernetes.namespace",
+                namespace,
+                allowed,
+            ));
         }
         Ok(Self {
             http: http.map_err(|e| LaunchError::call(ENGINE, "make a client", e))?,
@@ -184,7 +202,10 @@ impl KubernetesLauncher {
         };
         let version = manifest["apiVersion"].as_str().unwrap_or_default();
         let root = if version.contains('/') { "apis" } else { "api" };
-        Ok(format!("/{root}/{version}/namespaces/{}/{plural}", self.namespace))
+        Ok(format!(
+            "/{root}/{version}/namespaces/{}/{plural}",
+            self.namespace
+        ))
     }
 
     /// Creates an object; false: one of its name exists already.
@@ -196,7 +217,10 @@ impl KubernetesLauncher {
 
     fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, LaunchError> {
         let url = format!("{}{path}", self.access.url);
-        Ok(self.http.request(method, &url).bearer_auth(self.access.token.read()?))
+        Ok(self
+            .http
+            .request(method, &url)
+            .bearer_auth(self.access.token.read()?))
     }
 
     /// Status and body of an answer. Statuses other than success and `expected` are errors.
@@ -240,7 +264,9 @@ impl KubernetesLauncher {
 /// State of a job by its status.
 fn job_state(job: &Value) -> Launched {
     let status = &job["status"];
-    let conditions = status["conditions"].as_array().map_or(&[][..], Vec::as_slice);
+    let conditions = status["conditions"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
     let ended = conditions.iter().find(|condition| {
         let kind = condition["type"].as_str().unwrap_or_default();
         condition["status"] == "True" && matches!(kind, "Complete" | "Failed")
@@ -271,7 +297,11 @@ impl Launcher for KubernetesLauncher {
     }
 
     fn list(&self) -> Result<Vec<LaunchedRole>, LaunchError> {
-        let path = format!("{}?labelSelector=sinew/run%3D{}", self.jobs(), self.options.run);
+        let path = format!(
+            "{}?labelSelector=sinew/run%3D{}",
+            self.jobs(),
+            self.options.run
+        );
         let list = self.get(&path)?;
         let items = list["items"].as_array().map_or(&[][..], Vec::as_slice);
         let role = |job: &Value| {
@@ -293,7 +323,11 @@ impl Launcher for KubernetesLauncher {
         // A container that has not started has no log yet.
         let (status, body) = self.ask(self.request(Method::GET, &path)?, None, &[400, 404])?;
         let text = String::from_utf8_lossy(&body);
-        Ok(if status == 200 { files::last_lines(&text, lines) } else { String::new() })
+        Ok(if status == 200 {
+            files::last_lines(&text, lines)
+        } else {
+            String::new()
+        })
     }
 
     fn stop(&self, name: &str) -> Result<(), LaunchError> {

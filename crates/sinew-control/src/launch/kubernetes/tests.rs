@@ -29,7 +29,10 @@ fn spec(name: &str) -> RoleSpec {
 #[test]
 fn a_role_is_a_job_that_nobody_else_restarts() {
     let job = options().role(&spec("demo-123456-engine-3-7")).unwrap();
-    assert_eq!((&job["apiVersion"], &job["kind"]), (&json!("batch/v1"), &json!("Job")));
+    assert_eq!(
+        (&job["apiVersion"], &job["kind"]),
+        (&json!("batch/v1"), &json!("Job"))
+    );
     assert_eq!(job["metadata"]["name"], "demo-123456-engine-3-7");
     assert_eq!(job["metadata"]["labels"]["sinew/role"], "engine");
     assert_eq!(job["spec"]["backoffLimit"], 0);
@@ -38,15 +41,26 @@ fn a_role_is_a_job_that_nobody_else_restarts() {
     assert_eq!(container["command"][2], "a \"b\": c");
     assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], "1");
     assert_eq!(container["resources"]["requests"]["memory"], "2048Mi");
-    assert_eq!(container["env"][0], json!({"name": "SINEW_LOG", "value": "info"}));
-    assert_eq!(pod["volumes"][0]["persistentVolumeClaim"]["claimName"], "runs");
+    assert_eq!(
+        container["env"][0],
+        json!({"name": "SINEW_LOG", "value": "info"})
+    );
+    assert_eq!(
+        pod["volumes"][0]["persistentVolumeClaim"]["claimName"],
+        "runs"
+    );
     assert_eq!(pod["automountServiceAccountToken"], false);
-    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(
+        pod["securityContext"]["seccompProfile"]["type"],
+        "RuntimeDefault"
+    );
 }
 
 #[test]
 fn every_container_is_bounded_in_its_rights() {
-    let mut made = options().run(&spec("demo-123456-owner-0-2"), "name = \"x\"\n", "secret").unwrap();
+    let mut made = options()
+        .run(&spec("demo-123456-owner-0-2"), "name = \"x\"\n", "secret")
+        .unwrap();
     made.push(options().role(&spec("demo-123456-sandbox-0-0")).unwrap());
     let jobs: Vec<&Value> = made.iter().filter(|m| m["kind"] == "Job").collect();
     assert_eq!(jobs.len(), 2);
@@ -60,14 +74,19 @@ fn every_container_is_bounded_in_its_rights() {
         let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
         let volumes = pod["volumes"].as_array().unwrap();
         for mount in mounts {
-            assert!(volumes.iter().any(|v| v["name"] == mount["name"]), "{mount}");
+            assert!(
+                volumes.iter().any(|v| v["name"] == mount["name"]),
+                "{mount}"
+            );
         }
     }
 }
 
 #[test]
 fn a_run_has_its_secret_recipe_rights_and_owner() {
-    let made = options().run(&spec("demo-123456-owner-0-2"), "name = \"x\"\n", "secret").unwrap();
+    let made = options()
+        .run(&spec("demo-123456-owner-0-2"), "name = \"x\"\n", "secret")
+        .unwrap();
     let kinds: Vec<&str> = made.iter().filter_map(|m| m["kind"].as_str()).collect();
     let expected = [
         "Secret",
@@ -87,14 +106,20 @@ fn a_run_has_its_secret_recipe_rights_and_owner() {
     for manifest in &made {
         assert_eq!(manifest["metadata"]["labels"]["sinew/run"], "demo-123456");
         let name = manifest["metadata"]["name"].as_str().unwrap();
-        assert!(name.len() <= 63 && name.starts_with("demo-123456"), "{name}");
+        assert!(
+            name.len() <= 63 && name.starts_with("demo-123456"),
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn a_job_is_what_its_conditions_say() {
     assert_eq!(job_state(&json!({"status": {}})), Launched::Waiting);
-    assert_eq!(job_state(&json!({"status": {"active": 1}})), Launched::Running);
+    assert_eq!(
+        job_state(&json!({"status": {"active": 1}})),
+        Launched::Running
+    );
     let failed = json!({"status": {"active": 0, "conditions": [
         {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "m"}]}});
     let Launched::Ended(why) = job_state(&failed) else {

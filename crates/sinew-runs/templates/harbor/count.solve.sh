@@ -1,0 +1,2 @@
+#!/bin/sh
+wc -l <words.txt >count.txt
