@@ -63,7 +63,7 @@ pub(crate) fn parts(
     versions
 }
 
-/// What an owner is made of.
+/// The parts of an owner.
 pub(crate) struct OwnerParts<'a> {
     pub(crate) recipe: &'a RunPlan,
     /// The recipe with a checkpoint for each source that is a run.

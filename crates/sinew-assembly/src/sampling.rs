@@ -1,4 +1,4 @@
-//! What samples the episodes of a run: an engine and environments of this process, or workers of others.
+//! The samplers of a run: an engine and environments of this process, or workers of others.
 
 use crate::adapter::MeasuredAdapter;
 use crate::engine;
@@ -43,7 +43,7 @@ pub(crate) struct Sampling<'a> {
     pub(crate) turns: Option<TurnSchedule>,
 }
 
-/// What samples, and how it gets new weights.
+/// The sampler of a run, and its way to new weights.
 pub(crate) struct Sampled {
     pub(crate) rollouts: Box<dyn Rollouts>,
     pub(crate) groups: GroupRewards,

@@ -1,7 +1,7 @@
 //! The environment of a task: a shell for the model, or a host of an agent program, then the verifier.
 //!
-//! A use of the place continues if a caller stops waiting (at a deadline of the rollout), so that the score of
-//! an episode that a limit ended finds the place as its last command left it.
+//! A use of the place continues if a caller stops waiting (at a deadline of the rollout), so that the score
+//! of an episode that a limit ended finds the place as its last command left it.
 
 use crate::folder::{Base, SOLVE_SCRIPT, Step, TaskFolder};
 use crate::place::{Command, Place};

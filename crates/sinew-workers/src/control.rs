@@ -29,7 +29,7 @@ pub(crate) struct ControlState {
     pub(crate) away: Option<Instant>,
     /// The owner refuses this worker.
     pub(crate) refused: Option<DeskError>,
-    /// What the worker is, for reports.
+    /// State of the worker, for reports.
     pub(crate) reading: WorkerReading,
     pub(crate) status: WorkerStatus,
     stop: bool,

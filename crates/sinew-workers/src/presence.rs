@@ -17,7 +17,7 @@ pub struct WorkerStatus {
     pub cause: Option<String>,
 }
 
-/// What the registry wants of a worker.
+/// Wishes of the registry to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PresenceOrder {
     /// It works on.

@@ -1,4 +1,4 @@
-//! What owner and workers tell each other, as plain data.
+//! Messages between owner and workers, as plain data.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -282,11 +282,7 @@ pub(crate) fn in_session<T>(
     };
     let started = Instant::now();
     let (bus, live) = (Bus::default(), !options.json && LiveView::is_possible());
-    let out = match (live, options.json) {
-        (true, _) => OutputForm::Live,
-        (false, true) => OutputForm::Json,
-        (false, false) => OutputForm::Lines,
-    };
+    let out = output_form(live, options.json);
     let printer = Printer { out, steps };
     printer.begin(&recipe.name, dir.path());
     bus.record(Box::new(printer));
@@ -296,15 +292,7 @@ pub(crate) fn in_session<T>(
         let endpoint = tls.endpoint_of_run("--view", listen, dir.path())?;
         crate::view::of_run(&runtime, endpoint, dir.path(), options.json)?;
     }
-    let view = live.then(|| {
-        let status = Status {
-            title: recipe.name.clone(),
-            phase: Phase::Loading.name(),
-            steps,
-            ..Status::default()
-        };
-        LiveView::start(status, &bus)
-    });
+    let view = live.then(|| live_view(recipe, steps, &bus));
     let _live_file = LiveFile::start(dir.path(), steps, &bus);
     let _signals = options
         .signals_to
@@ -345,6 +333,26 @@ pub(crate) fn in_session<T>(
     });
     drop(view);
     ended.inspect_err(|failure| tell_end(&bus, failure))
+}
+
+/// Form of the output: a live view, lines of JSON or lines for people.
+fn output_form(live: bool, json: bool) -> OutputForm {
+    match (live, json) {
+        (true, _) => OutputForm::Live,
+        (false, true) => OutputForm::Json,
+        (false, false) => OutputForm::Lines,
+    }
+}
+
+/// Starts the live view of a run whose model is being loaded.
+fn live_view(recipe: &RunPlan, steps: u64, bus: &Bus) -> LiveView {
+    let status = Status {
+        title: recipe.name.clone(),
+        phase: Phase::Loading.name(),
+        steps,
+        ..Status::default()
+    };
+    LiveView::start(status, bus)
 }
 
 /// Reports to the readers of a run why it does not continue. The command ends with the failure itself.

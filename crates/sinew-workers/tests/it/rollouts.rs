@@ -1,7 +1,7 @@
 //! The port of rollouts over a queue in memory, with workers that are a few lines of the test.
 
 use sinew_env::tiny::TinyTaskset;
-use sinew_env::{Env, EnvError, EnvFactory, Split};
+use sinew_env::{Action, Env, EnvError, EnvFactory, Split};
 use sinew_orchestrator::Draw;
 use sinew_pipeline::{ChangedParts, Rollouts, StoredEpisodes, StoredParts};
 use sinew_queue::system_clock;
@@ -37,6 +37,10 @@ impl EnvFactory for Elsewhere {
             task: task.id.to_string(),
             message: "none is made here".into(),
         })
+    }
+
+    fn gold(&self, _: &Task, _: usize) -> Result<Option<Action>, EnvError> {
+        Ok(None)
     }
 }
 

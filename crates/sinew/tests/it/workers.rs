@@ -170,8 +170,8 @@ fn a_worker_with_other_rows_or_another_token_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let rows = dir.path().join("rows.jsonl");
     let write = |answer: &str| {
-        let row = format!("{{\"question\": \"q\", \"answer\": \"{answer}\"}}\n");
-        std::fs::write(&rows, row.repeat(4)).unwrap();
+        let row = |i| format!("{{\"question\": \"q{i}\", \"answer\": \"{answer}\"}}\n");
+        std::fs::write(&rows, (0..4).map(row).collect::<String>()).unwrap();
     };
     write("a");
     let recipe = dir.path().join("rows.toml");
