@@ -64,7 +64,7 @@ pub(crate) struct WorkerArgs {
     /// Role sandbox: file of lines OWNER:TOKEN that open the sandboxes
     #[arg(long, value_name = "FILE")]
     sandbox_token_file: Option<PathBuf>,
-    /// Role scorer: address of the queue; default: that of the recipe's [data]
+    /// Role scorer: address of the queue; default: that of the recipe's `[data]`
     #[arg(long, value_name = "URL")]
     queue: Option<String>,
     /// Role scorer: file with the token of the queue
