@@ -90,8 +90,8 @@ fn open(place: &Opened, is_source: bool) -> Result<Arc<dyn TraceStore>, Failure>
     }
 }
 
-/// Copies a store, and takes up a copy that was cut short. The folder of a run that was copied into a database
-/// then names that store, so that the run can go on there.
+/// Copies a store, and takes up a copy that was cut short. The folder of a run that was copied into a
+/// database then names that store, so that the run can go on there.
 ///
 /// # Errors
 /// If a place cannot be opened, the target holds other data, or the stores differ in the end.

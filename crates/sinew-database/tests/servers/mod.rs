@@ -1,5 +1,5 @@
-//! Servers of the tests: PostgreSQL and Redis as Debian has them, and S3 by moto. Each has a folder of its own
-//! and a free port of this host, and dies with the thread that started it, at the latest with the test.
+//! Servers of the tests: PostgreSQL and Redis as Debian has them, and S3 by moto. Each has a folder of its
+//! own and a free port of this host, and dies with the thread that started it, at the latest with the test.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -46,8 +46,8 @@ impl Proxy {
     }
 }
 
-/// Carries bytes until one side closes, or `limit` bytes were carried, which it reports. Both sides are closed
-/// then.
+/// Carries bytes until one side closes, or `limit` bytes were carried, which it reports. Both sides are
+/// closed then.
 fn carry(mut from: TcpStream, mut to: TcpStream, limit: u64) -> bool {
     let (mut left, mut buffer) = (limit, [0; 4_096]);
     loop {
