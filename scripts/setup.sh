@@ -20,6 +20,8 @@ if [ "${1:-}" != demo ]; then
     need busybox busybox-static
     need setpriv util-linux
     need coqc coq
+    need redis-server redis-server
+    ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"
 fi
 if [ "${1:-}" != demo ] && [ "${1:-}" != process ]; then
     need crun crun
@@ -111,6 +113,9 @@ if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert vers
     echo "setup: installing OpenTelemetry's exporter into $venv"
     .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" opentelemetry-exporter-otlp-proto-http==1.45.2
 fi
+
+# S3 for the tests of stores.
+install .cache/venv-moto crates/sinew-database/tests/requirements.txt
 
 # The clients of trackers (TensorBoard, MLflow, Weights & Biases, ClearML), a reader of OpenTelemetry, an SMTP server.
 install .cache/venv-signals python/requirements-signals.txt
