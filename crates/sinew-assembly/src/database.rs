@@ -46,7 +46,10 @@ pub(crate) fn store_of(plan: &StorePlan, dir: &Path) -> Result<Arc<dyn TraceStor
 pub(crate) fn folder_name(dir: &Path) -> String {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    let name: String = name.chars().map(|c| if fits(c) { c } else { '-' }).collect();
+    let name: String = name
+        .chars()
+        .map(|c| if fits(c) { c } else { '-' })
+        .collect();
     if name.is_empty() {
         "run".into()
     } else {
@@ -68,10 +71,7 @@ pub(crate) fn opened(
 }
 
 #[cfg(not(feature = "databases"))]
-pub(crate) fn opened(
-    _: &DatabasePlace,
-    _: Option<&Path>,
-) -> Result<Arc<dyn TraceStore>, Failure> {
+pub(crate) fn opened(_: &DatabasePlace, _: Option<&Path>) -> Result<Arc<dyn TraceStore>, Failure> {
     Err(crate::levels::missing_feature("store.type = \"postgres\"", "databases").into())
 }
 

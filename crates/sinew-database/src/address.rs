@@ -25,7 +25,9 @@ pub fn is_database(url: &str) -> bool {
 
 fn kind_of(url: &str) -> Option<ServerKind> {
     let mut schemes = SCHEMES.iter();
-    schemes.find(|(scheme, _)| url.starts_with(scheme)).map(|(_, kind)| *kind)
+    schemes
+        .find(|(scheme, _)| url.starts_with(scheme))
+        .map(|(_, kind)| *kind)
 }
 
 /// Parts of an address: scheme, user with password, the rest without the query, the query.
@@ -57,7 +59,9 @@ pub fn redacted(url: &str) -> String {
     let Some(parts) = parts(url) else {
         return url.to_owned();
     };
-    let name = parts.user.map(|user| user.split(':').next().unwrap_or_default());
+    let name = parts
+        .user
+        .map(|user| user.split(':').next().unwrap_or_default());
     let user = name.map_or_else(String::new, |name| format!("{name}@"));
     format!("{}://{user}{}", parts.scheme, parts.place)
 }
@@ -67,7 +71,10 @@ pub fn holds_password(url: &str) -> bool {
     parts(url).is_some_and(|parts| {
         let in_user = parts.user.and_then(|user| user.split_once(':'));
         in_user.is_some_and(|(_, password)| !password.is_empty())
-            || parts.query.split('&').any(|part| part.starts_with("password="))
+            || parts
+                .query
+                .split('&')
+                .any(|part| part.starts_with("password="))
     })
 }
 
@@ -140,7 +147,9 @@ impl Address {
         let (Some(password), Some(parts)) = (&self.password, parts(&self.url)) else {
             return self.url.clone();
         };
-        let user = parts.user.map(|user| user.split(':').next().unwrap_or_default());
+        let user = parts
+            .user
+            .map(|user| user.split(':').next().unwrap_or_default());
         let mut secret = String::new();
         for byte in password.bytes() {
             match byte {
@@ -165,14 +174,26 @@ mod tests {
     fn passwords_are_never_shown() {
         for (url, shown, holds) in [
             ("postgres://h/db", "postgres://h/db", false),
-            ("postgres://u@h:5432/db?sslmode=disable", "postgres://u@h:5432/db", false),
+            (
+                "postgres://u@h:5432/db?sslmode=disable",
+                "postgres://u@h:5432/db",
+                false,
+            ),
             ("postgres://u:s3cret@h/db", "postgres://u@h/db", true),
             ("postgres://u:s3/cr@et@h/db", "postgres://u@h/db", true),
-            ("postgres://h/db?user=u&password=s3cret", "postgres://h/db", true),
+            (
+                "postgres://h/db?user=u&password=s3cret",
+                "postgres://h/db",
+                true,
+            ),
             ("redis://:s3cret@h:6379/1", "redis://@h:6379/1", true),
             ("runs/store", "runs/store", false),
         ] {
-            assert_eq!((redacted(url).as_str(), holds_password(url)), (shown, holds), "{url}");
+            assert_eq!(
+                (redacted(url).as_str(), holds_password(url)),
+                (shown, holds),
+                "{url}"
+            );
             if let Ok(address) = Address::new(url, Some("0ther")) {
                 let debug = format!("{address:?}");
                 assert!(!debug.contains("s3") && !debug.contains("0ther"), "{debug}");
@@ -187,6 +208,9 @@ mod tests {
         assert_eq!(with("rediss://u@h?x=1"), "rediss://u:a%2Fb@h?x=1");
         assert_eq!(with("redis://u:own@h"), "redis://u:own@h");
         let refused = Address::new("mysql://u:p@h", None).unwrap_err().to_string();
-        assert!(refused.contains("mysql://u@h") && !refused.contains(":p@"), "{refused}");
+        assert!(
+            refused.contains("mysql://u@h") && !refused.contains(":p@"),
+            "{refused}"
+        );
     }
 }

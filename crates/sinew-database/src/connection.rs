@@ -138,7 +138,10 @@ impl Postgres {
         let (url, roots) = without_roots(address.url());
         // The driver's message names the wrong part without its value.
         let mut config = Config::from_str(&url).map_err(|e| refused(described(&e)))?;
-        if let Some(password) = address.password().filter(|_| config.get_password().is_none()) {
+        if let Some(password) = address
+            .password()
+            .filter(|_| config.get_password().is_none())
+        {
             config.password(password);
         }
         if !url.contains("sslmode=") {
@@ -338,7 +341,11 @@ fn described(error: &tokio_postgres::Error) -> String {
         None => {
             let cause = sinew_http::cause(error);
             let whole = error.to_string();
-            if whole.contains(&cause) { whole } else { format!("{whole}: {cause}") }
+            if whole.contains(&cause) {
+                whole
+            } else {
+                format!("{whole}: {cause}")
+            }
         }
     }
 }
@@ -348,7 +355,11 @@ mod tests {
     use super::*;
 
     fn made(url: &str) -> Result<Postgres, StoreError> {
-        Postgres::new(&Address::new(url, Some("s3cret"))?, "s", DatabaseOptions::default())
+        Postgres::new(
+            &Address::new(url, Some("s3cret"))?,
+            "s",
+            DatabaseOptions::default(),
+        )
     }
 
     #[test]
@@ -358,7 +369,10 @@ mod tests {
             ("postgres://u@localhost:5433/db", SslMode::Disable),
             ("postgres://u@db.example/db", SslMode::Require),
             ("postgres://u@127.0.0.1,db.example/db", SslMode::Require),
-            ("postgres://u@db.example/db?sslmode=disable", SslMode::Disable),
+            (
+                "postgres://u@db.example/db?sslmode=disable",
+                SslMode::Disable,
+            ),
         ] {
             let postgres = made(url).unwrap();
             assert_eq!(postgres.config.get_ssl_mode(), mode, "{url}");
@@ -373,8 +387,14 @@ mod tests {
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("/none.pem"), "{refused}");
         let (url, roots) = without_roots("postgres://h/db?a=b&sslrootcert=x&c=d");
-        assert_eq!((url.as_str(), roots.as_deref()), ("postgres://h/db?a=b&c=d", Some("x")));
-        assert_eq!(without_roots("postgres://h/db?sslrootcert=x").0, "postgres://h/db");
+        assert_eq!(
+            (url.as_str(), roots.as_deref()),
+            ("postgres://h/db?a=b&c=d", Some("x"))
+        );
+        assert_eq!(
+            without_roots("postgres://h/db?sslrootcert=x").0,
+            "postgres://h/db"
+        );
     }
 
     #[test]
@@ -386,8 +406,14 @@ mod tests {
         // Port 1 of this host has no server.
         let address = Address::new("postgres://u:s3cret@127.0.0.1:1/db", None).unwrap();
         let postgres = Postgres::new(&address, "s", options).unwrap();
-        let refused = postgres.run(async |_: &mut Client| Ok(())).unwrap_err().to_string();
-        assert!(refused.contains("u@127.0.0.1:1/db") && refused.contains("refused"), "{refused}");
+        let refused = postgres
+            .run(async |_: &mut Client| Ok(()))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains("u@127.0.0.1:1/db") && refused.contains("refused"),
+            "{refused}"
+        );
         assert!(!refused.contains("s3cret"));
     }
 }

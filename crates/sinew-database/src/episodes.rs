@@ -134,7 +134,10 @@ pub(crate) async fn commit(
     objects: &[String],
     max_bytes: u64,
 ) -> Result<Vec<CommitOutcome>, Fault> {
-    let names: Vec<&str> = prepared.iter().map(|p| p.summary.episode.as_str()).collect();
+    let names: Vec<&str> = prepared
+        .iter()
+        .map(|p| p.summary.episode.as_str())
+        .collect();
     let known = "SELECT episode FROM episodes WHERE episode = ANY($1)";
     let known = tx.query(known, &[&names]).await?;
     let mut known: HashSet<&str> = known.iter().map(|row| row.get(0)).collect();
@@ -175,7 +178,8 @@ pub(crate) async fn commit(
     columns.insert(tx).await?;
     let insert = "INSERT INTO payloads SELECT * FROM unnest($1::bigint[], $2::bytea[])";
     tx.execute(insert, &[&of, &payloads]).await?;
-    let insert = "INSERT INTO externals SELECT * FROM unnest($1::text[], $2::text[]) ON CONFLICT DO NOTHING";
+    let insert =
+        "INSERT INTO externals SELECT * FROM unnest($1::text[], $2::text[]) ON CONFLICT DO NOTHING";
     tx.execute(insert, &[&externals[0], &externals[1]]).await?;
     let bytes = signed("bytes", about.bytes.saturating_add(needed))?;
     let update = "UPDATE about SET episodes = $1, bytes = $2";
@@ -226,7 +230,8 @@ pub(crate) async fn mark(
     let insert = "INSERT INTO batches VALUES ($1, $2, $3, $4) ON CONFLICT (batch) \
                   DO UPDATE SET step = excluded.step, record = excluded.record";
     let record = backend::update_text(update);
-    tx.execute(insert, &[&seq, &update.batch, &step, &record]).await?;
+    tx.execute(insert, &[&seq, &update.batch, &step, &record])
+        .await?;
     tx.execute("UPDATE about SET batches = $1", &[&seq]).await?;
     Ok(CommitOutcome::New)
 }
@@ -304,11 +309,13 @@ impl Gone {
 pub(crate) async fn forget(tx: &Transaction<'_>, gone: &Gone) -> Result<(), Fault> {
     let sql = "UPDATE episodes SET removed = true, object = NULL WHERE seq = ANY($1)";
     tx.execute(sql, &[&gone.seqs]).await?;
-    tx.execute("DELETE FROM payloads WHERE seq = ANY($1)", &[&gone.seqs]).await?;
+    tx.execute("DELETE FROM payloads WHERE seq = ANY($1)", &[&gone.seqs])
+        .await?;
     for table in ["scores", "externals"] {
         let sql = format!("DELETE FROM {table} WHERE episode = ANY($1)");
         tx.execute(&sql, &[&gone.names]).await?;
     }
-    tx.execute("UPDATE about SET bytes = bytes - $1", &[&gone.bytes]).await?;
+    tx.execute("UPDATE about SET bytes = bytes - $1", &[&gone.bytes])
+        .await?;
     Ok(())
 }

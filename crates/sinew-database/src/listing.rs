@@ -103,7 +103,9 @@ fn conditions(filter: &Filter) -> Conditions {
     all.when(filter.below_version, "last_version < ?", number);
     if let Some(now) = &filter.env_changed {
         let pairs = vec!["env = ? AND env_version <> ?"; now.len()].join(" OR ");
-        let values = now.iter().flat_map(|(env, version)| [text(env), text(version)]);
+        let values = now
+            .iter()
+            .flat_map(|(env, version)| [text(env), text(version)]);
         if now.is_empty() {
             all.add("false", []);
         } else {
@@ -133,7 +135,10 @@ fn query(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     // The choice of the first match must not depend on where the page begins.
     let (table, first) = if filter.unique {
         let nth = "row_number() OVER (PARTITION BY content ORDER BY seq) AS nth";
-        (format!("(SELECT *, {nth} FROM episodes WHERE {matching})"), "nth = 1")
+        (
+            format!("(SELECT *, {nth} FROM episodes WHERE {matching})"),
+            "nth = 1",
+        )
     } else {
         (format!("(SELECT * FROM episodes WHERE {matching})"), "true")
     };
@@ -168,7 +173,9 @@ fn summary(row: &Row) -> Result<EpisodeSummary, Fault> {
         started_unix_s: row.try_get("started_unix_s")?,
         total_s: row.try_get("total_s")?,
         trained_in: row.try_get("batch")?,
-        update: row.try_get::<_, Option<i64>>("trained_by")?.map(|u| u.max(0) as u64),
+        update: row
+            .try_get::<_, Option<i64>>("trained_by")?
+            .map(|u| u.max(0) as u64),
     })
 }
 
@@ -181,7 +188,10 @@ pub(crate) async fn list(client: &Client, filter: &Filter, limit: usize) -> Resu
     let read = rows.iter().take(limit).map(summary);
     let episodes: Vec<EpisodeSummary> = read.collect::<Result<_, _>>()?;
     Ok(Page {
-        next: episodes.last().filter(|_| rows.len() > limit).map(|e| e.cursor),
+        next: episodes
+            .last()
+            .filter(|_| rows.len() > limit)
+            .map(|e| e.cursor),
         episodes,
     })
 }
@@ -201,7 +211,10 @@ mod tests {
         let (sql, values) = query(&filter, 7);
         let inner = "NOT removed AND draw BETWEEN $1 AND $2 AND env = $3";
         assert!(sql.contains(inner), "{sql}");
-        assert!(sql.contains("nth = 1 AND seq > $4 ORDER BY seq LIMIT $5"), "{sql}");
+        assert!(
+            sql.contains("nth = 1 AND seq > $4 ORDER BY seq LIMIT $5"),
+            "{sql}"
+        );
         assert_eq!(values.len(), 5);
     }
 }

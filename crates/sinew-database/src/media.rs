@@ -36,7 +36,9 @@ pub(crate) fn taken_out(trace: &Trace, folder: &str) -> Option<(Trace, Vec<Objec
             }
             let hash = blake3::hash(url.as_bytes()).to_hex().to_string();
             let bytes = || Bytes::copy_from_slice(url.as_bytes());
-            objects.entry(format!("{folder}/{hash}")).or_insert_with(bytes);
+            objects
+                .entry(format!("{folder}/{hash}"))
+                .or_insert_with(bytes);
             Ok(Some(format!("{REFERENCE}{hash}")))
         })
         .unwrap_or_else(|_| message.content.clone());

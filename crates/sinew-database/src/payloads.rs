@@ -59,7 +59,10 @@ impl Payloads {
     pub fn open(url: &str) -> Result<Self, StoreError> {
         let place = if let Some(folder) = url.strip_prefix("file://") {
             if !folder.starts_with('/') {
-                return Err(refused(url, "a folder has an absolute path: file:///FOLDER"));
+                return Err(refused(
+                    url,
+                    "a folder has an absolute path: file:///FOLDER",
+                ));
             }
             let root = PathBuf::from(folder);
             private_dir(&root).map_err(|source| StoreError::Io {
@@ -77,7 +80,10 @@ impl Payloads {
                 prefix: prefix.trim_matches('/').to_owned(),
             }
         } else {
-            return Err(refused(url, "allowed: s3://BUCKET/PREFIX or file:///FOLDER"));
+            return Err(refused(
+                url,
+                "allowed: s3://BUCKET/PREFIX or file:///FOLDER",
+            ));
         };
         Ok(Self {
             shown: url.to_owned(),
@@ -207,7 +213,11 @@ fn write(root: &Path, next: &AtomicU64, name: &str, bytes: &[u8]) -> Result<(), 
     let part = root.join(format!("part-{}-{number}", std::process::id()));
     let written = (|| {
         private_dir(folder)?;
-        let mut file = private_file().write(true).create(true).truncate(true).open(&part)?;
+        let mut file = private_file()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&part)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         std::fs::rename(&part, &path)?;
@@ -240,7 +250,10 @@ mod tests {
     fn other_places_are_refused() {
         for url in ["gs://b/p", "file://relative", "/folder", "s3:/b"] {
             let refused = Payloads::open(url).unwrap_err().to_string();
-            assert!(refused.contains(url) && refused.contains("file:///"), "{refused}");
+            assert!(
+                refused.contains(url) && refused.contains("file:///"),
+                "{refused}"
+            );
         }
     }
 }

@@ -72,12 +72,11 @@ fn entry(row: &Row) -> Result<Option<LogEntry>, Fault> {
 }
 
 /// Appends an entry with its values; `false` if another process was faster.
-async fn append(
-    tx: &Transaction<'_>,
-    after: &LogMark,
-    write: &LogWrite,
-) -> Result<bool, Fault> {
-    let (position, id) = (signed("position", write.entry.mark.position)?, &write.entry.mark.id);
+async fn append(tx: &Transaction<'_>, after: &LogMark, write: &LogWrite) -> Result<bool, Fault> {
+    let (position, id) = (
+        signed("position", write.entry.mark.position)?,
+        &write.entry.mark.id,
+    );
     let before = signed("position", after.position)?;
     let insert = "INSERT INTO entries SELECT $1::bigint, $2::text, $3::bytea \
                   WHERE EXISTS (SELECT 1 FROM entries WHERE position = $4 AND id = $5) \
@@ -90,7 +89,11 @@ async fn append(
     }
     let rows = write.values.iter().map(|(row, ..)| signed("row", *row));
     let rows: Vec<i64> = rows.collect::<Result<_, _>>()?;
-    let fields: Vec<i32> = write.values.iter().map(|(_, field, _)| *field as i32).collect();
+    let fields: Vec<i32> = write
+        .values
+        .iter()
+        .map(|(_, field, _)| *field as i32)
+        .collect();
     let values: Vec<&[u8]> = write.values.iter().map(|(.., value)| &value[..]).collect();
     if !rows.is_empty() {
         let insert = "INSERT INTO fields SELECT * FROM unnest($1::bigint[], $2::integer[], $3::bytea[]) \
@@ -100,7 +103,8 @@ async fn append(
     let finished = write.finished.iter().map(|row| signed("row", *row));
     let finished: Vec<i64> = finished.collect::<Result<_, _>>()?;
     if !finished.is_empty() {
-        tx.execute("DELETE FROM fields WHERE seq = ANY($1)", &[&finished]).await?;
+        tx.execute("DELETE FROM fields WHERE seq = ANY($1)", &[&finished])
+            .await?;
     }
     Ok(true)
 }
@@ -160,7 +164,8 @@ impl Log for PostgresLog {
             let state: &[u8] = &snapshot.state;
             let replace = "UPDATE snapshot SET position = $1, state = $2 WHERE position < $1";
             tx.execute(replace, &[&position, &state]).await?;
-            tx.execute("DELETE FROM entries WHERE position < $1", &[&keep_from]).await?;
+            tx.execute("DELETE FROM entries WHERE position < $1", &[&keep_from])
+                .await?;
             tx.commit().await?;
             Ok(())
         })
@@ -171,11 +176,14 @@ impl Log for PostgresLog {
         rows: &[u64],
         fields: &[usize],
     ) -> Result<Vec<(u64, usize, Bytes)>, StoreError> {
-        let rows: Vec<i64> =
-            rows.iter().map(|row| signed("row", *row)).collect::<Result<_, _>>()?;
+        let rows: Vec<i64> = rows
+            .iter()
+            .map(|row| signed("row", *row))
+            .collect::<Result<_, _>>()?;
         let fields: Vec<i32> = fields.iter().map(|field| *field as i32).collect();
         self.postgres.run(async |client: &mut Client| {
-            let sql = "SELECT seq, field, value FROM fields WHERE seq = ANY($1) AND field = ANY($2)";
+            let sql =
+                "SELECT seq, field, value FROM fields WHERE seq = ANY($1) AND field = ANY($2)";
             let found = client.query(sql, &[&rows, &fields]).await?;
             let value = |row: &Row| -> Result<(u64, usize, Bytes), Fault> {
                 let (seq, field): (i64, i32) = (row.try_get(0)?, row.try_get(1)?);

@@ -129,7 +129,11 @@ impl PostgresStore {
 
     /// The server, without a password, and the name of the store's schema.
     pub fn shown(&self) -> String {
-        format!("{} schema {}", self.postgres.shown(), self.postgres.schema())
+        format!(
+            "{} schema {}",
+            self.postgres.shown(),
+            self.postgres.schema()
+        )
     }
 
     /// Runs a changing job in a transaction that is stored once, however often it is tried.
@@ -140,25 +144,27 @@ impl PostgresStore {
         let began = Instant::now();
         let (session, done) = (self.postgres.session(), Mutex::new(None));
         let kept = || done.lock().unwrap_or_else(|e| e.into_inner());
-        let changed = self.postgres.run_numbered(async |client: &mut Client, call: i64| {
-            let tx = client.transaction().await?;
-            let about = locked(&tx).await?;
-            // An earlier attempt may have been stored although its answer was lost.
-            let earlier: Option<T> = kept().clone();
-            if let Some(earlier) = earlier {
-                let noted = "SELECT 1 FROM sessions WHERE session = $1 AND last = $2";
-                if tx.query_opt(noted, &[&session, &call]).await?.is_some() {
-                    return Ok(earlier);
+        let changed = self
+            .postgres
+            .run_numbered(async |client: &mut Client, call: i64| {
+                let tx = client.transaction().await?;
+                let about = locked(&tx).await?;
+                // An earlier attempt may have been stored although its answer was lost.
+                let earlier: Option<T> = kept().clone();
+                if let Some(earlier) = earlier {
+                    let noted = "SELECT 1 FROM sessions WHERE session = $1 AND last = $2";
+                    if tx.query_opt(noted, &[&session, &call]).await?.is_some() {
+                        return Ok(earlier);
+                    }
                 }
-            }
-            let value = job(&tx, about).await?;
-            let note = "INSERT INTO sessions VALUES ($1, $2, now()) ON CONFLICT (session) \
+                let value = job(&tx, about).await?;
+                let note = "INSERT INTO sessions VALUES ($1, $2, now()) ON CONFLICT (session) \
                         DO UPDATE SET last = excluded.last, seen = excluded.seen";
-            tx.execute(note, &[&session, &call]).await?;
-            *kept() = Some(value.clone());
-            tx.commit().await?;
-            Ok(value)
-        });
+                tx.execute(note, &[&session, &call]).await?;
+                *kept() = Some(value.clone());
+                tx.commit().await?;
+                Ok(value)
+            });
         let passed = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.waited_ns.fetch_add(passed, Ordering::Relaxed);
         changed
@@ -234,9 +240,9 @@ impl TraceStore for PostgresStore {
     fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
         // The payload may be removed between the look-up and the read.
         for last in [false, true] {
-            let found = self.postgres.run(async |client: &mut Client| {
-                episodes::find(client, episode.as_str()).await
-            })?;
+            let found = self
+                .postgres
+                .run(async |client: &mut Client| episodes::find(client, episode.as_str()).await)?;
             let Some((object, payload)) = found else {
                 return Ok(None);
             };
@@ -293,7 +299,8 @@ impl TraceStore for PostgresStore {
         self.change(async |tx: &Transaction<'_>, about: About| {
             let next = about.fence.saturating_add(1);
             let number = backend::signed("fence", next)?;
-            tx.execute("UPDATE about SET fence = $1", &[&number]).await?;
+            tx.execute("UPDATE about SET fence = $1", &[&number])
+                .await?;
             Ok(next)
         })
     }

@@ -134,8 +134,13 @@ impl RedisLog {
 
     /// Refuses a server that lacks what the scripts need.
     fn check_version(&self, info: &str) -> Result<(), StoreError> {
-        let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
-        let mut numbers = version.unwrap_or_default().split('.').map(|n| n.trim().parse().ok());
+        let version = info
+            .lines()
+            .find_map(|line| line.strip_prefix("redis_version:"));
+        let mut numbers = version
+            .unwrap_or_default()
+            .split('.')
+            .map(|n| n.trim().parse().ok());
         let mut next = || numbers.next().flatten().unwrap_or(0);
         let found = (next(), next());
         if found >= OLDEST {
@@ -288,8 +293,11 @@ impl Log for RedisLog {
         let (own, before) = (stream_id(mark.position), stream_id(after.position));
         let keys = [self.stream.clone(), self.row.clone()];
         let count = write.values.len().to_string();
-        let names: Vec<[String; 2]> =
-            write.values.iter().map(|(row, field, _)| [row.to_string(), field.to_string()]).collect();
+        let names: Vec<[String; 2]> = write
+            .values
+            .iter()
+            .map(|(row, field, _)| [row.to_string(), field.to_string()])
+            .collect();
         let finished: Vec<String> = write.finished.iter().map(u64::to_string).collect();
         let finished_count = finished.len().to_string();
         let mut args: Vec<&[u8]> = vec![

@@ -14,22 +14,20 @@ const MAX_NAME: usize = 48;
 pub(crate) fn schema_of(prefix: &str, name: &str) -> Result<String, StoreError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(fits) {
-        return Err(StoreError::Queue(sinew_store::queue::QueueError::Argument {
-            field: "name".into(),
-            value: format!("{name:?}"),
-            allowed: format!("1 to {MAX_NAME} letters, digits, - and _"),
-        }));
+        return Err(StoreError::Queue(
+            sinew_store::queue::QueueError::Argument {
+                field: "name".into(),
+                value: format!("{name:?}"),
+                allowed: format!("1 to {MAX_NAME} letters, digits, - and _"),
+            },
+        ));
     }
     Ok(format!("{prefix}_{name}"))
 }
 
 /// Creates the schema with its tables in one transaction, or checks its format. `tables` is SQL, and names
 /// the table `about` with a column `format`.
-pub(crate) fn prepare(
-    postgres: &Postgres,
-    format: i32,
-    tables: &str,
-) -> Result<(), StoreError> {
+pub(crate) fn prepare(postgres: &Postgres, format: i32, tables: &str) -> Result<(), StoreError> {
     postgres.first(async |client: &mut Client| {
         let found = created(client, postgres.schema(), tables).await?;
         if found == format {
@@ -51,9 +49,8 @@ async fn created(client: &mut Client, schema: &str, tables: &str) -> Result<i32,
     tx.execute(lock, &[&schema]).await?;
     let find = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1";
     if tx.query_opt(find, &[&schema]).await?.is_none() {
-        let create = format!(
-            "CREATE SCHEMA \"{schema}\"; SET LOCAL search_path TO \"{schema}\"; {tables}"
-        );
+        let create =
+            format!("CREATE SCHEMA \"{schema}\"; SET LOCAL search_path TO \"{schema}\"; {tables}");
         tx.batch_execute(&create).await?;
     }
     let format = format!("SELECT format FROM \"{schema}\".about");

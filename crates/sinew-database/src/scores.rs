@@ -3,9 +3,7 @@
 use crate::about::About;
 use crate::connection::Fault;
 use sinew_store::backend::{ScoredEpisode, admit_scores, signed};
-use sinew_store::{
-    CommitOutcome, Cursor, MAX_PAGE, Score, ScorePage, ScoreRecord, ScoreRefused,
-};
+use sinew_store::{CommitOutcome, Cursor, MAX_PAGE, Score, ScorePage, ScoreRecord, ScoreRefused};
 use sinew_types::EpisodeId;
 use std::collections::{HashMap, HashSet};
 use tokio_postgres::{Client, Row, Transaction};
@@ -78,8 +76,11 @@ async fn insert(tx: &Transaction<'_>, last: i64, new: &[ScoreRecord]) -> Result<
                $5::bigint[], $6::double precision[], $7::text[])";
     let (episodes, names) = (text(|r| r.episode.as_str()), text(|r| &r.name));
     let (sources, at) = (text(|r| &r.source), at?);
-    tx.execute(sql, &[&seqs, &episodes, &names, &sources, &at, &values, &reasons])
-        .await?;
+    tx.execute(
+        sql,
+        &[&seqs, &episodes, &names, &sources, &at, &values, &reasons],
+    )
+    .await?;
     Ok(())
 }
 

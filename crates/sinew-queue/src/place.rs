@@ -84,7 +84,13 @@ fn in_database(place: &Place) -> Result<Arc<dyn Queue>, StoreError> {
         first_patience: usual.first_patience.min(place.patience),
         ..usual
     };
-    let queue = open_queue(&address, &place.name, place.limits, options, LeaseClock::Server)?;
+    let queue = open_queue(
+        &address,
+        &place.name,
+        place.limits,
+        options,
+        LeaseClock::Server,
+    )?;
     Ok(Arc::new(queue))
 }
 

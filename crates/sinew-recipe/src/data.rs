@@ -1,8 +1,8 @@
 //! `[data]`: data for training in place of the run's own episodes.
 
+use crate::RunPlan;
 use crate::rule::Rules;
 use crate::store::{holds_password, is_database};
-use crate::RunPlan;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Advantage, GroupRepair};

@@ -62,7 +62,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let store = &plan.store;
     let postgres = store.kind == StoreKind::Postgres;
     for key in ["url", "url_file", "name", "payloads"] {
-        let reason = "has no effect without store.type = \"postgres\"; remove it, or set that".to_owned();
+        let reason =
+            "has no effect without store.type = \"postgres\"; remove it, or set that".to_owned();
         rules.unused(&format!("store.{key}"), reason, postgres);
     }
     if !postgres {

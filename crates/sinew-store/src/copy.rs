@@ -5,9 +5,7 @@
 
 use crate::backend::prepare;
 use crate::error::StoreError;
-use crate::store::{
-    Cursor, EndKind, EpisodeSummary, Filter, MAX_PAGE, TraceStore, TrainedBatch,
-};
+use crate::store::{Cursor, EndKind, EpisodeSummary, Filter, MAX_PAGE, TraceStore, TrainedBatch};
 use crate::summaries::summaries;
 use serde::Serialize;
 use sinew_types::{
@@ -118,13 +116,16 @@ fn known(store: &dyn TraceStore, ids: &[EpisodeId]) -> Result<BTreeSet<EpisodeId
         among: Some(ids.iter().cloned().collect()),
         ..every()
     };
-    summaries(store, filter).map(|s| s.map(|s| s.episode)).collect()
+    summaries(store, filter)
+        .map(|s| s.map(|s| s.episode))
+        .collect()
 }
 
 /// Refuses a target with episodes or updates that the source lacks.
 fn check_target(from: &dyn TraceStore, to: &dyn TraceStore) -> Result<(), CopyError> {
-    let there: Result<Vec<EpisodeId>, _> =
-        summaries(to, every()).map(|s| s.map(|s| s.episode)).collect();
+    let there: Result<Vec<EpisodeId>, _> = summaries(to, every())
+        .map(|s| s.map(|s| s.episode))
+        .collect();
     for chunk in there?.chunks(MAX_PAGE) {
         let both = known(from, chunk)?;
         if let Some(other) = chunk.iter().find(|id| !both.contains(id)) {
@@ -133,8 +134,11 @@ fn check_target(from: &dyn TraceStore, to: &dyn TraceStore) -> Result<(), CopyEr
             });
         }
     }
-    let own: BTreeMap<String, TrainedBatch> =
-        from.trained_batches()?.into_iter().map(|b| (b.batch.clone(), b)).collect();
+    let own: BTreeMap<String, TrainedBatch> = from
+        .trained_batches()?
+        .into_iter()
+        .map(|b| (b.batch.clone(), b))
+        .collect();
     for batch in to.trained_batches()? {
         if own.get(&batch.batch) != Some(&batch) {
             return Err(CopyError::OtherData {
@@ -279,7 +283,11 @@ fn scores(
         if page.scores.is_empty() {
             return Ok(());
         }
-        if let Some(refused) = to.put_scores(&page.scores)?.into_iter().find_map(Result::err) {
+        if let Some(refused) = to
+            .put_scores(&page.scores)?
+            .into_iter()
+            .find_map(Result::err)
+        {
             return Err(CopyError::Differs {
                 from: "a score".into(),
                 to: refused.to_string(),

@@ -15,7 +15,11 @@ const HOUR_MS: u64 = 3_600_000;
 /// Puts a row, leases it and acks it. Each call must be the one that does it.
 fn step(queue: &dyn Queue, n: u64) {
     let key = format!("k{n}");
-    assert_eq!(queue.put(&[row(&key, 200)]).unwrap(), [PutOutcome::New], "{n}");
+    assert_eq!(
+        queue.put(&[row(&key, 200)]).unwrap(),
+        [PutOutcome::New],
+        "{n}"
+    );
     let ask = RowRequest {
         consumer: "trainer".into(),
         holder: "tests".into(),

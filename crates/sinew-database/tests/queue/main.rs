@@ -1,6 +1,10 @@
 //! The suite of every queue on PostgreSQL and Redis; crashes of the servers, lost connections, several
 //! processes.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on fails"
+)]
 
 #[path = "../../../sinew-store/tests/queue/cases.rs"]
 mod cases;

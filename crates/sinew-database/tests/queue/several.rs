@@ -26,7 +26,10 @@ fn take(queue: &dyn Queue, rows: usize, ttl_ms: u64, now_ms: u64) -> LeaseBatch 
 
 fn ack(queue: &dyn Queue, batch: &LeaseBatch) -> usize {
     let rows: Vec<AckedRow> = keys(batch).iter().map(AckedRow::of).collect();
-    queue.ack("trainer", batch.lease.unwrap(), &rows).unwrap().changed
+    queue
+        .ack("trainer", batch.lease.unwrap(), &rows)
+        .unwrap()
+        .changed
 }
 
 #[test]
@@ -109,11 +112,13 @@ fn a_waiting_producer_sees_what_another_process_did() {
         producer.join(&trainer()).unwrap();
         producer.put(&[row("a", 1)]).unwrap();
         let full = producer.put(&[row("b", 1)]);
-        assert!(matches!(full, Err(StoreError::Queue(QueueError::Full { .. }))));
+        assert!(matches!(
+            full,
+            Err(StoreError::Queue(QueueError::Full { .. }))
+        ));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| {
-                put_within(&producer, &[row("b", 1)], Duration::from_secs(300)).unwrap()
-            });
+            let waits = scope
+                .spawn(|| put_within(&producer, &[row("b", 1)], Duration::from_secs(300)).unwrap());
             let batch = take(&trainer_side, 1, 3_600_000, 0);
             ack(&trainer_side, &batch);
             assert_eq!(waits.join().unwrap(), [PutOutcome::New]);

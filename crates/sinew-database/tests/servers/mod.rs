@@ -39,9 +39,15 @@ fn command(program: &Path, as_user: bool) -> Command {
 fn start(program: &Path, args: &[String], as_user: bool, log: &Path) -> Child {
     let mut parent = command(Path::new("/usr/bin/setpriv"), as_user);
     parent.args(["--pdeathsig", "KILL"]).arg(program).args(args);
-    let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(log)
+        .unwrap();
     parent.stdout(log.try_clone().unwrap()).stderr(log);
-    parent.spawn().unwrap_or_else(|e| panic!("{}: {e}", program.display()))
+    parent
+        .spawn()
+        .unwrap_or_else(|e| panic!("{}: {e}", program.display()))
 }
 
 /// Waits until `ready` holds; fails with the server's log if it ends or takes too long.
@@ -51,7 +57,10 @@ fn wait(child: &mut Child, log: &Path, ready: impl Fn() -> bool) {
         let ended = child.try_wait().unwrap();
         if ended.is_some() || began.elapsed() > START {
             let mut text = String::new();
-            std::fs::File::open(log).unwrap().read_to_string(&mut text).unwrap();
+            std::fs::File::open(log)
+                .unwrap()
+                .read_to_string(&mut text)
+                .unwrap();
             panic!("the server does not start ({ended:?}):\n{text}");
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -74,7 +83,9 @@ fn postgres_programs() -> PathBuf {
     let mut found: Vec<PathBuf> = versions.map(|v| v.unwrap().path().join("bin")).collect();
     found.retain(|bin| bin.join("initdb").is_file());
     found.sort();
-    found.pop().expect("PostgreSQL has no initdb: run scripts/setup.sh")
+    found
+        .pop()
+        .expect("PostgreSQL has no initdb: run scripts/setup.sh")
 }
 
 /// PostgreSQL with one user, `sinew`.
@@ -115,7 +126,12 @@ fn template() -> PathBuf {
     if !place.is_dir() {
         let made = user_folder();
         let data = made.path().join("data").display().to_string();
-        let args = ["--username=sinew", "--auth=trust", "--encoding=UTF8", "--no-sync"];
+        let args = [
+            "--username=sinew",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-sync",
+        ];
         let args: Vec<&str> = args.into_iter().chain(["--pgdata", &data]).collect();
         done(&programs.join("initdb"), &args);
         // Another test may have been faster.
@@ -177,7 +193,8 @@ fn run_postgres(folder: &Path, port: u16) -> Child {
     let program = postgres_programs().join("postgres");
     let ready = || {
         let mut ask = command(&postgres_programs().join("pg_isready"), false);
-        ask.args(["--quiet", "--host=127.0.0.1"]).arg(format!("--port={port}"));
+        ask.args(["--quiet", "--host=127.0.0.1"])
+            .arg(format!("--port={port}"));
         ask.status().unwrap().success()
     };
     let began = Instant::now();
@@ -191,7 +208,10 @@ fn run_postgres(folder: &Path, port: u16) -> Child {
             std::thread::sleep(Duration::from_millis(20));
         }
         let text = std::fs::read_to_string(&log).unwrap_or_default();
-        assert!(began.elapsed() < START, "PostgreSQL does not start:\n{text}");
+        assert!(
+            began.elapsed() < START,
+            "PostgreSQL does not start:\n{text}"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -250,7 +270,10 @@ fn run_redis(folder: &Path, port: u16) -> Child {
         String::new(),
     ];
     let program = Path::new("/usr/bin/redis-server");
-    assert!(program.is_file(), "Redis is not installed: run scripts/setup.sh");
+    assert!(
+        program.is_file(),
+        "Redis is not installed: run scripts/setup.sh"
+    );
     let mut child = start(program, &args, false, &log);
     wait(&mut child, &log, || answers(port));
     child
@@ -269,7 +292,10 @@ impl S3Server {
         let log = folder.path().join("log");
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let program = root.join(".cache/venv-moto/bin/moto_server");
-        assert!(program.is_file(), "moto is not installed: run scripts/setup.sh");
+        assert!(
+            program.is_file(),
+            "moto is not installed: run scripts/setup.sh"
+        );
         let args = ["-H127.0.0.1".to_owned(), format!("-p{port}")];
         let mut child = start(&program, &args, false, &log);
         wait(&mut child, &log, || answers(port));

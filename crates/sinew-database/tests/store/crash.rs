@@ -22,21 +22,31 @@ fn step(store: &dyn TraceStore, n: u64, fence: u64) {
         fence,
         ..TrainedBatch::new(&format!("s{n}"), n + 1, &ids)
     };
-    assert_eq!(store.commit_update(&update, false).unwrap(), CommitOutcome::New, "{n}");
+    assert_eq!(
+        store.commit_update(&update, false).unwrap(),
+        CommitOutcome::New,
+        "{n}"
+    );
 }
 
 /// Checks that everything up to `steps` is there, once.
 fn check(store: &dyn TraceStore, steps: u64) {
     let episodes = steps * BATCH;
     let stats = store.stats().unwrap();
-    assert_eq!((stats.episodes, stats.trained, stats.batches), (episodes, episodes, steps));
+    assert_eq!(
+        (stats.episodes, stats.trained, stats.batches),
+        (episodes, episodes, steps)
+    );
     for n in 0..episodes {
         assert_eq!(store.get(&id(n)).unwrap(), Some(trace(n, 40)), "{n}");
     }
     let batches = store.trained_batches().unwrap();
     let steps: Vec<u64> = batches.iter().map(|b| b.step).collect();
     assert!(steps.is_sorted_by(|a, b| a < b), "{steps:?}");
-    let scores = store.scores_after(Default::default(), 10_000).unwrap().scores;
+    let scores = store
+        .scores_after(Default::default(), 10_000)
+        .unwrap()
+        .scores;
     assert_eq!(scores.len(), batches.len());
 }
 

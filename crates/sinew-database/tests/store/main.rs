@@ -1,6 +1,10 @@
 //! The suite of every store on PostgreSQL, with payloads in the database and in a folder; crashes of the
 //! server, lost connections, several processes, and payloads in S3.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "../../../sinew-store/tests/it/calls.rs"]
 mod calls;

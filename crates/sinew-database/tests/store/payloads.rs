@@ -79,17 +79,25 @@ fn a_missing_or_damaged_object_is_named_and_others_are_read() {
     for n in 0..3 {
         store.commit(&trace(n, 20)).unwrap();
     }
-    let (first, second) = (files(folder.path())[0].0.clone(), files(folder.path())[1].0.clone());
+    let (first, second) = (
+        files(folder.path())[0].0.clone(),
+        files(folder.path())[1].0.clone(),
+    );
     std::fs::remove_file(first).unwrap();
     let mut bytes = std::fs::read(&second).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&second, bytes).unwrap();
     let read: Vec<_> = (0..3).map(|n| store.get(&id(n))).collect();
-    let failed = read.iter().filter(|r| matches!(r, Err(StoreError::Payload { .. })));
+    let failed = read
+        .iter()
+        .filter(|r| matches!(r, Err(StoreError::Payload { .. })));
     assert_eq!(failed.count(), 2);
     assert_eq!(read.iter().filter(|r| r.is_ok()).count(), 1);
     // Without its place of payloads, the store says so.
-    let blind = open_at(&url(), &name, None).get(&id(0)).unwrap_err().to_string();
+    let blind = open_at(&url(), &name, None)
+        .get(&id(0))
+        .unwrap_err()
+        .to_string();
     assert!(blind.contains("store.payloads"), "{blind}");
 }
 
@@ -104,7 +112,10 @@ fn with_a_bucket() {
     use_store(&open_at(&url, "bucket", Some("s3://sinew/runs/a")));
     // Another process finds what this one stored.
     let again = open_at(&url, "bucket", Some("s3://sinew/runs/a"));
-    assert_eq!(again.get(&id(0)).unwrap(), Some(with_picture(0, &picture('a'))));
+    assert_eq!(
+        again.get(&id(0)).unwrap(),
+        Some(with_picture(0, &picture('a')))
+    );
     let wrong = open_at(&url, "bucket", Some("s3://none/runs/a"));
     assert!(wrong.commit(&trace(20, 5)).is_err());
     assert_eq!(wrong.get(&id(20)).unwrap(), None);
@@ -120,6 +131,10 @@ fn a_bucket_of_s3_holds_payloads() {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
+    assert!(
+        done.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     assert!(said.contains("1 passed"), "{said}");
 }

@@ -51,7 +51,9 @@ impl Proxy {
 fn carry(mut from: TcpStream, mut to: TcpStream, limit: u64) -> bool {
     let (mut left, mut buffer) = (limit, [0; 4_096]);
     loop {
-        let room = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let room = buffer
+            .len()
+            .min(usize::try_from(left).unwrap_or(usize::MAX));
         let read = if room == 0 {
             0
         } else {

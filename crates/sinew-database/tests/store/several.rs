@@ -56,7 +56,10 @@ fn a_store_is_the_same_when_it_is_opened_again() {
     let first = open_at(&url, &name, None);
     let again = open_at(&url, &name, None);
     assert_eq!(first.identity(), again.identity());
-    assert_ne!(first.identity(), open_at(&url, &new_name(), None).identity());
+    assert_ne!(
+        first.identity(),
+        open_at(&url, &new_name(), None).identity()
+    );
     assert!(first.shown().contains(&name) && !first.shown().contains('?'));
 }
 
@@ -73,7 +76,9 @@ fn names_that_are_no_schema_are_refused() {
 
 #[test]
 fn callers_may_belong_to_a_runtime() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
     on_each(|store| {
         runtime.block_on(async {
             store.commit(&trace(0, 5)).unwrap();

@@ -352,7 +352,9 @@ impl Backing for Shared {
             return Ok(vec![Vec::new(); rows.len()]);
         }
         let found = self.log.values(rows, fields)?;
-        let found = found.into_iter().map(|(row, field, value)| ((row, field), value));
+        let found = found
+            .into_iter()
+            .map(|(row, field, value)| ((row, field), value));
         let found: HashMap<(u64, usize), Bytes> = found.collect();
         let of = |row: &u64| {
             let value = |field: &usize| Some((*field, found.get(&(*row, *field))?.clone()));
@@ -439,7 +441,9 @@ mod tests {
             for (row, field, value) in &write.values {
                 shelf.values.insert((*row, *field), value.clone());
             }
-            shelf.values.retain(|(row, _), _| !write.finished.contains(row));
+            shelf
+                .values
+                .retain(|(row, _), _| !write.finished.contains(row));
             Ok(true)
         }
 
@@ -457,8 +461,13 @@ mod tests {
             fields: &[usize],
         ) -> Result<Vec<(u64, usize, Bytes)>, StoreError> {
             let shelf = self.0.lock().unwrap();
-            let all = shelf.values.iter().map(|((row, field), v)| (*row, *field, v.clone()));
-            Ok(all.filter(|(row, field, _)| rows.contains(row) && fields.contains(field)).collect())
+            let all = shelf
+                .values
+                .iter()
+                .map(|((row, field), v)| (*row, *field, v.clone()));
+            Ok(all
+                .filter(|(row, field, _)| rows.contains(row) && fields.contains(field))
+                .collect())
         }
     }
 
@@ -494,8 +503,12 @@ mod tests {
         b.put(&[row("other")]).unwrap();
         for queue in [&a, &b] {
             assert_eq!(queue.read("lost", "trace").unwrap(), None);
-            let keys: Vec<String> =
-                queue.rows(None, 9).unwrap().into_iter().map(|r| r.key).collect();
+            let keys: Vec<String> = queue
+                .rows(None, 9)
+                .unwrap()
+                .into_iter()
+                .map(|r| r.key)
+                .collect();
             assert_eq!(keys, ["kept", "other"]);
         }
     }
@@ -507,17 +520,23 @@ mod tests {
         // Keys that do not compress, so that few calls make a long log.
         let key = |n: usize| {
             let text = |part: usize| blake3::hash(format!("{n} {part}").as_bytes()).to_hex();
-            (0..12).map(|part| text(part).to_string()).collect::<String>()
+            (0..12)
+                .map(|part| text(part).to_string())
+                .collect::<String>()
         };
         let keys: Vec<String> = (0..6_000).map(key).collect();
         for part in keys.chunks(1_000) {
-            a.put(&part.iter().map(|k| row(k)).collect::<Vec<_>>()).unwrap();
+            a.put(&part.iter().map(|k| row(k)).collect::<Vec<_>>())
+                .unwrap();
         }
         a.stats().unwrap();
         let shelved = shelf.0.lock().unwrap().compactions;
         assert!(shelved > 0);
         assert_eq!(b.stats().unwrap().rows, 6_000);
         let late = shelf.open("c");
-        assert_eq!(late.rows(None, 9_000).unwrap(), a.rows(None, 9_000).unwrap());
+        assert_eq!(
+            late.rows(None, 9_000).unwrap(),
+            a.rows(None, 9_000).unwrap()
+        );
     }
 }

@@ -38,14 +38,20 @@ fn everything_is_there_after_the_copy() {
     let disk = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
     let mut phases = Vec::new();
     let report = copy(&from, &disk, &mut |p: CopyProgress| phases.push(p.phase)).unwrap();
-    assert_eq!((report.episodes, report.removed, report.copied), (197, 3, 200));
+    assert_eq!(
+        (report.episodes, report.removed, report.copied),
+        (197, 3, 200)
+    );
     assert_eq!((report.scores, report.updates, report.fence), (1, 3, 3));
     phases.dedup();
     use CopyPhase::{Check, Episodes, Scores, Updates};
     assert_eq!(phases, [Episodes, Scores, Updates, Check]);
     let returned = copy(&disk, &back, &mut quiet).unwrap();
     assert_eq!(returned, report);
-    assert_eq!(back.trained_batches().unwrap(), from.trained_batches().unwrap());
+    assert_eq!(
+        back.trained_batches().unwrap(),
+        from.trained_batches().unwrap()
+    );
     assert_eq!(back.get(&id(7)).unwrap(), from.get(&id(7)).unwrap());
     // Nothing is copied twice.
     let again = copy(&from, &disk, &mut quiet).unwrap();

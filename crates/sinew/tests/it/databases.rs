@@ -4,9 +4,10 @@
 #[path = "../../../sinew-database/tests/servers/mod.rs"]
 mod servers;
 
+use crate::input::refused;
 use crate::queue::until;
 use crate::resume::{done, end, recipe, same, train};
-use crate::{failure, last_line, root, run_ok, sinew};
+use crate::{last_line, root, run_ok, sinew};
 use serde_json::Value;
 use servers::{PostgresServer, RedisServer};
 use std::path::{Path, PathBuf};
@@ -52,8 +53,13 @@ fn a_run_in_postgres_ends_like_one_on_disk_whoever_is_killed() {
 
     // Another run does not take its store over.
     let other = dir.path().join("other/in-postgres");
-    let refused = train(&in_postgres, &other, &[]).output().unwrap();
-    let refused = failure(&refused, 2);
+    let mut again = sinew();
+    again
+        .arg("train")
+        .arg(&in_postgres)
+        .arg("--run-dir")
+        .arg(&other);
+    let refused = refused(&mut again);
     assert!(refused.contains("store.name"), "{refused}");
 
     // A copy in a folder is read like any run; a second copy finds everything there.
@@ -62,13 +68,25 @@ fn a_run_in_postgres_ends_like_one_on_disk_whoever_is_killed() {
     std::fs::create_dir(dir.path().join("copy")).unwrap();
     let folder = folder.display().to_string();
     let first = copied(&database, &folder);
-    assert!(first["episodes"].as_u64().unwrap() > 0 && first["updates"] == 6, "{first}");
+    assert!(
+        first["episodes"].as_u64().unwrap() > 0 && first["updates"] == 6,
+        "{first}"
+    );
     let again = copied(&database, &folder);
-    assert_eq!((&again["copied"], &again["checksum"]), (&0.into(), &first["checksum"]));
+    assert_eq!(
+        (&again["copied"], &again["checksum"]),
+        (&0.into(), &first["checksum"])
+    );
     let mut list = sinew();
-    list.arg("episodes").arg("--run-dir").arg(dir.path().join("copy"));
+    list.arg("episodes")
+        .arg("--run-dir")
+        .arg(dir.path().join("copy"));
     let listed = run_ok(list.args(["--json", "--limit", "5"]));
-    assert_eq!(listed.lines().filter(|l| l.contains("\"episode\"")).count(), 5, "{listed}");
+    assert_eq!(
+        listed.lines().filter(|l| l.contains("\"episode\"")).count(),
+        5,
+        "{listed}"
+    );
 }
 
 #[test]
@@ -115,15 +133,23 @@ fn passwords_in_addresses_and_keys_without_effect_are_refused() {
     .enumerate()
     {
         let recipe = recipe_in(dir.path(), &n.to_string(), &store);
-        let mut check = sinew();
-        let refused = failure(&check.arg("check").arg(recipe).output().unwrap(), 2);
+        let mut wrong = sinew();
+        wrong
+            .arg("train")
+            .arg(recipe)
+            .arg("--run-dir")
+            .arg(dir.path().join("run"));
+        let refused = refused(&mut wrong);
         assert!(refused.contains(said), "{refused}");
         assert!(!refused.contains("hidden"), "{refused}");
     }
     let mut copy = sinew();
     copy.args(["runs", "copy", "runs/x", "postgres://u:hidden@h/db"]);
-    let refused = failure(&copy.output().unwrap(), 2);
-    assert!(refused.contains("PGPASSWORD") && !refused.contains("hidden"), "{refused}");
+    let refused = refused(&mut copy);
+    assert!(
+        refused.contains("PGPASSWORD") && !refused.contains("hidden"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -141,9 +167,17 @@ fn a_queue_in_a_server_is_filled_scored_and_trained() {
         let recipe = dir.path().join(format!("{name}.toml"));
         std::fs::write(&recipe, changed).unwrap();
         let mut collect = sinew();
-        collect.arg("collect").arg(&recipe).args(["--json", "--score-apart"]);
+        collect
+            .arg("collect")
+            .arg(&recipe)
+            .args(["--json", "--score-apart"]);
         collect.args(["--episodes", "192", "--run-dir"]);
-        last_line(&collect.arg(dir.path().join(format!("{name}-c"))).output().unwrap());
+        last_line(
+            &collect
+                .arg(dir.path().join(format!("{name}-c")))
+                .output()
+                .unwrap(),
+        );
         let mut score = sinew();
         run_ok(score.args(["queue", "score", "--until-empty"]).arg(&recipe));
         let run = dir.path().join(format!("{name}-run"));
@@ -155,6 +189,10 @@ fn a_queue_in_a_server_is_filled_scored_and_trained() {
         let mut stats = sinew();
         let stats = run_ok(stats.args(["queue", "stats", &url, "--json"]));
         let stats: Value = serde_json::from_str(&stats).unwrap();
-        assert_eq!((&stats["rows"], &stats["done"]), (&0.into(), &192.into()), "{stats}");
+        assert_eq!(
+            (&stats["rows"], &stats["done"]),
+            (&0.into(), &192.into()),
+            "{stats}"
+        );
     }
 }
