@@ -48,8 +48,8 @@ impl Place {
     }
 }
 
-/// Opens a queue: a client of a server, a queue in a database, or the file in a folder, which no other process
-/// may have open.
+/// Opens a queue: a client of a server, a queue in a database, or the file in a folder, which no other
+/// process may have open.
 ///
 /// # Errors
 /// If an address has no token, a database cannot be reached, or a file cannot be opened.

@@ -42,7 +42,7 @@ pub struct CopyProgress {
     pub total: u64,
 }
 
-/// What both stores hold after a copy.
+/// Contents of both stores after a copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CopyReport {
     /// Episodes with a trace, and those that are only known.
