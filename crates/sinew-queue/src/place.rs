@@ -43,8 +43,7 @@ impl Place {
 
     /// Whether it is in a database.
     pub fn is_database(&self) -> bool {
-        let schemes = ["postgres://", "postgresql://", "redis://", "rediss://"];
-        schemes.iter().any(|scheme| self.queue.starts_with(scheme))
+        sinew_types::is_database(&self.queue)
     }
 }
 

@@ -109,6 +109,27 @@ pub(crate) fn explained(
     }
 }
 
+/// A line with the passwords of its addresses as stars, one for each character.
+fn masked(line: &str) -> String {
+    let (mut out, mut rest) = (String::new(), line);
+    while let Some((before, after)) = rest.split_once("://") {
+        out.push_str(before);
+        out.push_str("://");
+        let end = after.find(['"', '\'', ' ']).unwrap_or(after.len());
+        let (address, more) = after.split_at(end);
+        match address.rsplit_once('@') {
+            Some((user, host)) if user.contains(':') => {
+                let (name, password) = user.split_once(':').unwrap_or((user, ""));
+                let stars = "*".repeat(password.chars().count());
+                out.push_str(&format!("{name}:{stars}@{host}"));
+            }
+            _ => out.push_str(address),
+        }
+        rest = more;
+    }
+    out + rest
+}
+
 /// Returns the line of a span, with its number and a mark below it. Lines and columns count from 1, columns
 /// in characters. Only the first line of a longer span is shown.
 pub(crate) fn place(text: &str, span: &Range<usize>) -> String {
@@ -116,7 +137,7 @@ pub(crate) fn place(text: &str, span: &Range<usize>) -> String {
     let before = text.get(..start).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
     let begin = before.rfind('\n').map_or(0, |at| at + 1);
-    let shown = text[begin..].lines().next().unwrap_or_default();
+    let shown = masked(text[begin..].lines().next().unwrap_or_default());
     let column = before[begin..].chars().count();
     let wide = text.get(span.clone()).unwrap_or_default();
     let marks = wide.lines().next().map_or(0, |l| l.chars().count()).max(1);

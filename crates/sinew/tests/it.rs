@@ -25,6 +25,9 @@ mod collapse;
 mod collect;
 #[path = "it/curricula.rs"]
 mod curricula;
+#[cfg(feature = "databases")]
+#[path = "it/databases.rs"]
+mod databases;
 // The pages show every part.
 #[cfg(feature = "full")]
 #[path = "it/docs.rs"]

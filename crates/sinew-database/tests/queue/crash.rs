@@ -6,7 +6,7 @@ use crate::servers::{PostgresServer, RedisServer};
 use crate::{keys, open_at, row, trainer};
 use sinew_store::queue::{
     AckedRow, LeaseClock, PutOutcome, Queue, QueueLimits, RowRequest, RowSelection, RowState,
-    Sample,
+    Sample, SharedQueue,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -42,7 +42,7 @@ fn check(queue: &dyn Queue, steps: u64) {
     }
 }
 
-fn open(url: &str) -> impl Queue + use<> {
+fn open(url: &str) -> SharedQueue {
     open_at(url, "crash", QueueLimits::default(), LeaseClock::Server)
 }
 
@@ -106,7 +106,7 @@ fn a_dropped_connection_to_postgres_does_nothing_twice() {
 #[test]
 fn a_dropped_connection_to_redis_does_nothing_twice() {
     let server = RedisServer::start();
-    let proxy = Proxy::start(server.port(), |n| 300 + n * 211 % 6_000);
+    let proxy = Proxy::start(server.port(), |n| 2_000 + n * 211 % 4_000);
     let through = format!("redis://127.0.0.1:{}", proxy.port());
     dropped(&through, &server.url(), &proxy);
 }

@@ -140,8 +140,8 @@ fn a_long_log_is_renewed_and_read_by_those_who_come_later() {
         slow.stats().unwrap();
         let rows = |n: usize| -> Vec<NewRow> {
             // Keys that do not compress, so that few calls make a long log.
-            let text = |i: usize, part: usize| format!("{:?}", tempered(n * 1_000 + i, part));
-            let key = |i: usize| (0..12).map(|part| text(i, part)).collect::<String>();
+            let text = |i: usize, part: usize| format!("{:016x}", tempered(n * 1_000 + i, part));
+            let key = |i: usize| (0..50).map(|part| text(i, part)).collect::<String>();
             (0..1_000).map(|i| row(&key(i), 1)).collect()
         };
         for n in 0..9 {
@@ -151,14 +151,14 @@ fn a_long_log_is_renewed_and_read_by_those_who_come_later() {
         for queue in [&writer, &slow, &late] {
             assert_eq!(queue.stats().unwrap().rows, 9_000, "{url}");
         }
-        let first = &rows(0)[0].key;
-        assert!(late.read(first, "trace").unwrap().is_some());
+        let first = rows(0).remove(0).key;
+        assert!(late.read(&first, "trace").unwrap().is_some());
         assert_eq!(late.rows(None, 9).unwrap(), slow.rows(None, 9).unwrap());
     }
 }
 
 /// A number that looks random.
 fn tempered(n: usize, part: usize) -> u64 {
-    let mixed = (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (part as u64 + 7) << 32;
-    (mixed ^ mixed >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    let mixed = (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ((part as u64 + 7) << 32);
+    (mixed ^ (mixed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }

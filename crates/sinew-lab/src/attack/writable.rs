@@ -13,8 +13,8 @@
 //! | 90 | processes that stay | the agent ends everything in its PID namespace |
 //! | 91 | links where the host puts and takes files | paths without links, within one file system |
 
-use crate::attack::host::{Witness, descendants};
-use crate::attack::special::{Special, held, printed, python, special};
+use crate::attack::host::Witness;
+use crate::attack::special::{Special, held, printed, python, seen_user, special};
 use crate::attack::{Case, Expect, Verdict, escaped, spec};
 use sinew_sandbox::{
     Ending, Entry, EntryKind, ExecOptions, ExecRequest, Program, Protection, Sandbox, SandboxError,
@@ -205,51 +205,15 @@ async fn set_user_id(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     })
 }
 
-/// The host finds the program by its words and reads its sets of capabilities and its user.
+/// The host reads the sets of capabilities and the user of a program.
 async fn seen_capabilities(
     provider: &dyn SandboxProvider,
     _: &Witness,
 ) -> Result<Verdict, SandboxError> {
-    let mut sandbox = provider.acquire(&spec()).await?;
-    let argv = ["/bin/sleep".into(), format!("3.{}", std::process::id())];
-    let words = argv.join("\0") + "\0";
-    let look = async {
-        for _ in 0..100 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            for pid in descendants(0) {
-                let said = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
-                if said.is_ok_and(|said| said == words) {
-                    return std::fs::read_to_string(format!("/proc/{pid}/status")).ok();
-                }
-            }
-        }
-        None
-    };
-    let request = ExecRequest {
-        program: Program::Argv(argv.to_vec()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(10),
-    };
-    let (result, status) = tokio::join!(sandbox.exec(request), look);
-    result?;
-    sandbox.destroy().await?;
-    let Some(status) = status else {
-        return Ok(escaped("the program was not found on the host"));
-    };
-    for line in status.lines().filter(|l| l.starts_with("Cap")) {
-        let set = line.rsplit('\t').next().unwrap_or_default();
-        // CHOWN, DAC_OVERRIDE, FOWNER.
-        if u64::from_str_radix(set, 16).map_or(true, |set| set & !0xb != 0) {
-            return Ok(escaped(line));
-        }
-    }
-    let uid = status.lines().find_map(|l| l.strip_prefix("Uid:\t"));
-    let uid = uid.and_then(|l| l.split('\t').next()).unwrap_or("0");
-    let filtered = status.contains("Seccomp:\t2\n") && status.contains("NoNewPrivs:\t1\n");
-    if !filtered || uid == "0" {
-        return Ok(escaped(format!("user {uid}, filtered: {filtered}")));
-    }
-    Ok(held(format!("root inside is user {uid} outside")))
+    // CHOWN, DAC_OVERRIDE, FOWNER.
+    let seen = seen_user(provider, 3, 0xb).await?;
+    let root = |uid| held(format!("root inside is user {uid} outside"));
+    Ok(seen.map_or_else(|escape| escape, root))
 }
 
 /// One sandbox writes everywhere; the next, and the image below both, must have nothing of it.
