@@ -76,6 +76,11 @@ fn bodies_of_the_tinker_sdk() {
 }
 
 #[test]
+fn task_folders_of_harbor() {
+    try_target("harbor");
+}
+
+#[test]
 fn every_target_has_a_test() {
     let source = include_str!("it.rs");
     for target in TARGETS {

@@ -19,9 +19,9 @@ fn recipe_in(dir: &Path, name: &str, more: &[(&str, &str)]) -> PathBuf {
     recipe(&folder, 6, more)
 }
 
-fn copied(from: &str, to: &str) -> Value {
+fn copied(from: &str, to: &str, more: &[&str]) -> Value {
     let mut copy = sinew();
-    let said = run_ok(copy.args(["runs", "copy", from, to, "--json"]));
+    let said = run_ok(copy.args(["runs", "copy", from, to, "--json"]).args(more));
     let last = said.lines().last().unwrap();
     serde_json::from_str::<Value>(last).unwrap()["copy"].clone()
 }
@@ -67,12 +67,13 @@ fn a_run_in_postgres_ends_like_one_on_disk_whoever_is_killed() {
     let folder = dir.path().join("copy/store");
     std::fs::create_dir(dir.path().join("copy")).unwrap();
     let folder = folder.display().to_string();
-    let first = copied(&database, &folder);
+    let place = ["--payloads", objects.trim_matches('"')];
+    let first = copied(&database, &folder, &place);
     assert!(
         first["episodes"].as_u64().unwrap() > 0 && first["updates"] == 6,
         "{first}"
     );
-    let again = copied(&database, &folder);
+    let again = copied(&database, &folder, &place);
     assert_eq!(
         (&again["copied"], &again["checksum"]),
         (&0.into(), &first["checksum"])
@@ -98,10 +99,10 @@ fn a_run_goes_on_in_the_database_that_its_folder_was_copied_into() {
     let stepped = |v: &Value| v["step"]["step"].as_u64().is_some_and(|n| n >= 3);
     let (mut trainer, _) = until(&mut train(&on_disk, &run, &[]), stepped);
     trainer.kill();
-    let report = copied(&run.display().to_string(), &server.url());
+    let report = copied(&run.display().to_string(), &server.url(), &[]);
     assert!(report["updates"].as_u64().unwrap() >= 2, "{report}");
     let back = dir.path().join("back").display().to_string();
-    let returned = copied(&format!("{}#moved", server.url()), &back);
+    let returned = copied(&format!("{}#moved", server.url()), &back, &[]);
     assert_eq!(returned["checksum"], report["checksum"]);
     let known = std::fs::read_to_string(run.join("store.id")).unwrap();
     assert_eq!(known.trim().len(), 16);
