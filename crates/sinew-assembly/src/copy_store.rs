@@ -4,9 +4,9 @@ use crate::database::{DatabasePlace, adopt, folder_name, opened};
 use crate::failure::Failure;
 use crate::store::disk_store;
 use crate::token::{first_line, refuse_password};
-use sinew_recipe::is_database;
 use sinew_runs::store_path;
 use sinew_store::{CopyError, CopyProgress, CopyReport, StoreError, TraceStore, copy};
+use sinew_types::is_database;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

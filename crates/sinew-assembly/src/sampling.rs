@@ -4,6 +4,7 @@ use crate::adapter::MeasuredAdapter;
 use crate::engine;
 use crate::env::World;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
 use crate::learner::BegunLearner;
 use crate::model::model_files;
 use crate::owner::{Owner, Tickets};
@@ -75,6 +76,18 @@ impl Sampling<'_> {
         Ok(sampled)
     }
 
+    /// The engine of the recipe, and that of an older policy, with the first weights.
+    fn engines(&self, first: &FirstWeights) -> Result<engine::Engines, Failure> {
+        engine::engines(
+            self.recipe,
+            self.device,
+            self.renderer,
+            self.grammars,
+            self.shape,
+            first,
+        )
+    }
+
     /// Runs episodes in this process.
     fn here(
         self,
@@ -83,14 +96,7 @@ impl Sampling<'_> {
     ) -> Result<Sampled, Failure> {
         let (recipe, session) = (self.recipe, self.session);
         let first = begun.first.clone();
-        let (engine, cross) = engine::engines(
-            recipe,
-            self.device,
-            self.renderer,
-            self.grammars,
-            self.shape,
-            &first,
-        )?;
+        let (engine, cross) = self.engines(&first)?;
         let (mut run, world) = (self.run, self.world);
         if let Some(adapter) = self.adapter {
             adapter.load(engine.as_ref())?;
@@ -192,14 +198,7 @@ impl Sampling<'_> {
     ) -> Result<Box<dyn WeightsTransport>, Failure> {
         let first = begun.first.clone();
         let id = WeightsId::new(first.version, first.lineage);
-        let (engine, _) = engine::engines(
-            self.recipe,
-            self.device,
-            self.renderer,
-            self.grammars,
-            self.shape,
-            &first,
-        )?;
+        let (engine, _) = self.engines(&first)?;
         let turns = begun.turns.take();
         let engines = publish::transport(self.recipe, engine, first, turns, self.session)?;
         let desk = Arc::clone(&tickets.desk);

@@ -18,11 +18,6 @@ const SCHEMES: [(&str, ServerKind); 4] = [
     ("rediss://", ServerKind::Redis),
 ];
 
-/// Whether a text is the address of a database.
-pub fn is_database(url: &str) -> bool {
-    kind_of(url).is_some()
-}
-
 fn kind_of(url: &str) -> Option<ServerKind> {
     let mut schemes = SCHEMES.iter();
     schemes
@@ -55,7 +50,7 @@ fn parts(url: &str) -> Option<Parts<'_>> {
 }
 
 /// Returns an address without its password and its query. A text that is no address is returned as it is.
-pub fn redacted(url: &str) -> String {
+pub(crate) fn redacted(url: &str) -> String {
     let Some(parts) = parts(url) else {
         return url.to_owned();
     };
@@ -67,7 +62,7 @@ pub fn redacted(url: &str) -> String {
 }
 
 /// Whether an address contains a password.
-pub fn holds_password(url: &str) -> bool {
+pub(crate) fn holds_password(url: &str) -> bool {
     parts(url).is_some_and(|parts| {
         let in_user = parts.user.and_then(|user| user.split_once(':'));
         in_user.is_some_and(|(_, password)| !password.is_empty())

@@ -40,7 +40,7 @@ mod schema;
 mod scores;
 mod tls;
 
-pub use address::{Address, ServerKind, holds_password, is_database, redacted};
+pub use address::{Address, ServerKind};
 pub use connection::DatabaseOptions;
 pub use payloads::Payloads;
 pub use postgres_store::PostgresStore;

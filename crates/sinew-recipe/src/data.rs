@@ -2,10 +2,11 @@
 
 use crate::RunPlan;
 use crate::rule::Rules;
-use crate::store::{holds_password, is_database};
+use crate::store::holds_password;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Advantage, GroupRepair};
+use sinew_types::is_database;
 
 /// Training data in place of episodes that the run samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -105,7 +105,7 @@ pub use rollout::{
 };
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, SandboxPlan};
 pub use schema::{json_schema, markdown};
-pub use store::{StoreKind, StorePlan, is_database};
+pub use store::{StoreKind, StorePlan};
 pub use tasks::{HeldOut, TaskOrder, TasksPlan};
 pub use tinker::TINKER;
 pub use train::{LoraSection, LrSchedule, TrainPlan};

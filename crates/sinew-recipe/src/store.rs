@@ -45,12 +45,6 @@ impl StoreKind {
     }
 }
 
-/// Whether a text is the address of a database.
-pub fn is_database(url: &str) -> bool {
-    let schemes = ["postgres://", "postgresql://", "redis://", "rediss://"];
-    schemes.iter().any(|scheme| url.starts_with(scheme))
-}
-
 /// Whether an address contains a password, which a recipe must not: its copies are shown.
 pub(crate) fn holds_password(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);

@@ -14,6 +14,7 @@ mod branch;
 mod chat;
 mod clock;
 mod content;
+mod database;
 mod engine;
 mod fence;
 mod format;
@@ -33,6 +34,7 @@ pub use adapter::{Adapter, AdapterName, AdapterNameError};
 pub use branch::{BranchCause, Thinking};
 pub use clock::Clock;
 pub use content::{Content, Media, MediaSource, Part};
+pub use database::is_database;
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
     GenerateRequest, PromptLogprob, PromptLogprobs, SampledToken, SamplingParams, TEMPERATURES,

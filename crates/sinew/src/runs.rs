@@ -58,7 +58,7 @@ struct CopyArgs {
 /// If a place cannot be opened, the target holds other data, or the stores differ in the end.
 fn copy(args: &CopyArgs) -> Result<(), Failure> {
     let place = |typed: &str| {
-        let is_database = sinew_recipe::is_database(typed);
+        let is_database = sinew_types::is_database(typed);
         StorePlace {
             place: typed.to_owned(),
             url_file: args.url_file.clone().filter(|_| is_database),

@@ -270,7 +270,7 @@ impl Inner {
     }
 }
 
-/// Runs blocking work that goes on if the caller stops waiting.
+/// Runs blocking work that continues if the caller stops waiting.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
 ) -> Result<T, SandboxError> {

@@ -189,7 +189,10 @@ async fn seen_capabilities(
     _: &Witness,
 ) -> Result<Verdict, SandboxError> {
     let seen = seen_user(provider, 2, 0).await?;
-    Ok(seen.map_or_else(|escape| escape, |uid| held(format!("all sets empty, user {uid}"))))
+    Ok(seen.map_or_else(
+        |escape| escape,
+        |uid| held(format!("all sets empty, user {uid}")),
+    ))
 }
 
 /// The user of a jailed program as the host sees it, which sleeps for so many seconds and has no other

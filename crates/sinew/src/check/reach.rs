@@ -79,7 +79,7 @@ pub(super) fn pool(recipe: &RunPlan) -> Result<(), Failure> {
             queue,
             token_file: Some(_),
             ..
-        }) if !sinew_recipe::is_database(queue) => {
+        }) if !sinew_types::is_database(queue) => {
             reach("data.queue", queue, "start `sinew queue serve` there")
         }
         _ => Ok(()),
