@@ -7,7 +7,7 @@
 //! | `GET /weights?seen=HASH&ms=M` | | [`PublishedMark`] once it is another one than `seen`, or `null` |
 //! | `GET /weights/{version}/{file}` with `range: bytes=A-B` | | a part of a published file |
 //!
-//! Each needs the token. Tickets themselves are rows of the queue beside it.
+//! Each needs the token. Tickets themselves are rows of the queue.
 
 use crate::loads::WorkerLoads;
 use crate::terms::{PublishedMark, RunTerms, TicketOrders, WorkerReading, WorkerReport};
@@ -51,7 +51,7 @@ struct DeskState {
     ended: bool,
     loads: WorkerLoads,
     /// Workers that learnt of the end.
-    told: BTreeSet<String>,
+    reported: BTreeSet<String>,
 }
 
 /// Published weights, and their mark where the owner serves them.
@@ -127,7 +127,7 @@ impl Desk {
     pub fn untold(&self) -> usize {
         let state = self.state();
         let live = state.loads.live(self.now_s());
-        live.saturating_sub(state.told.len())
+        live.saturating_sub(state.reported.len())
     }
 
     /// Counters of all workers, and the number of live ones.
@@ -174,7 +174,7 @@ impl Desk {
         let mut state = self.state();
         state.loads.report(&report.worker, report.reading, now_s);
         if state.ended {
-            state.told.insert(report.worker.clone());
+            state.reported.insert(report.worker.clone());
         }
         TicketOrders {
             fence: self.terms.fence,

@@ -12,7 +12,7 @@
 //! | `weights` | owner | publishes versions and names them at the desk |
 //! | `client` | worker | [`DeskClient`] |
 //! | `mirror`, `follow` | worker | weights of a host: fetched once, verified, loaded between two tokens |
-//! | `worker`, `control` | worker | [`work`]: leases, episodes and acks; reports and renewals beside them |
+//! | `worker`, `control` | worker | [`work`]: leases, episodes and acks; a thread for reports and renewals |
 //! | `presence` | worker | port to the registry of roles |
 //!
 //! # Invariants

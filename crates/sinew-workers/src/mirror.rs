@@ -244,8 +244,8 @@ impl Drop for WeightsMirror {
     /// The last worker of a host removes the folder, which may be memory.
     fn drop(&mut self) {
         // Another worker holds it, or the folder is gone: both are as good.
-        let alone = self.users.unlock().is_ok() && self.users.try_lock().is_ok();
-        if alone && let Err(error) = remove(&self.root) {
+        let is_last = self.users.unlock().is_ok() && self.users.try_lock().is_ok();
+        if is_last && let Err(error) = remove(&self.root) {
             tracing::warn!(%error, "weights were left in their folder");
         }
     }

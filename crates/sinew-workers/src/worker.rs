@@ -175,16 +175,16 @@ pub fn work(
         busy: Instant::now(),
         cancel: watch::channel(false),
     };
-    let mut told = WorkerCounts::default();
+    let mut reported = WorkerCounts::default();
     let end = loop {
         match worker.turn() {
             Ok(None) => {}
             Ok(Some(end)) => break Ok(end),
             Err(error) => break Err(error),
         }
-        if worker.counts != told {
-            told = worker.counts;
-            report(told);
+        if worker.counts != reported {
+            reported = worker.counts;
+            report(reported);
         }
     };
     let counts = worker.counts;
