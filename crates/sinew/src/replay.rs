@@ -355,11 +355,10 @@ pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
 /// Adds a fork to the run's store, with the purpose `fork`. A run that trains holds it: then the fork is only
 /// printed.
 fn keep(run_dir: &Path, trace: &Trace) -> Result<bool, Failure> {
-    let folder = sinew_runs::store_path(run_dir);
     if sinew_runs::in_use(run_dir) {
         return Ok(false);
     }
-    let store = sinew_assembly::disk_store(&folder, false).map_err(Failure::system)?;
+    let store = sinew_assembly::run_store(run_dir, false)?;
     store.commit(trace).map_err(Failure::system)?;
     Ok(true)
 }
