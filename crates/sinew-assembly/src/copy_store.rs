@@ -46,7 +46,11 @@ impl StorePlace {
         if self.url_file.is_none() {
             refuse_password("the address", &typed)?;
         }
-        if let Some(place) = self.payloads.as_deref().filter(|p| !p.starts_with("file://")) {
+        if let Some(place) = self
+            .payloads
+            .as_deref()
+            .filter(|p| !p.starts_with("file://"))
+        {
             refuse_password("--payloads", place)?;
         }
         let (url, name) = match typed.rsplit_once('#') {

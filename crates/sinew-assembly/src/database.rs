@@ -124,7 +124,9 @@ mod server {
     pub(super) fn open(place: &DatabasePlace, begin: Begin) -> Result<PostgresStore, Failure> {
         let asked = match begin {
             Begin::Yes => "may this user create schemas?",
-            Begin::No => "is the name that of the store? Without store.name it is that of the run's folder.",
+            Begin::No => {
+                "is the name that of the store? Without store.name it is that of the run's folder."
+            }
         };
         let failed = |e: StoreError| match e {
             e @ StoreError::Server { .. } => Failure::outside(format!(

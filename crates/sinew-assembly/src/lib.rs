@@ -448,6 +448,7 @@ fn rollout_parts(
 /// Scores that come after the episode, for recipes that wait for them.
 fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<LateRewards> {
     let config = plan::late_config(recipe)?;
+    // A store in a database has no inbox: what comes from outside is put into the store itself.
     let scores = InboxScores::new(&session.dir.store(), session.cancel.clone());
     Some(LateRewards {
         config,

@@ -122,10 +122,7 @@ mod tests {
             ("postgres://u:s3cret@h/db", "postgres://u@h/db"),
             ("postgres://u:s3/cr@et@h/db", "postgres://u@h/db"),
             ("postgres://u:s3?cret@h/db", "postgres://u@h/db"),
-            (
-                "postgres://h/db?user=u&password=s3cret",
-                "postgres://h/db",
-            ),
+            ("postgres://h/db?user=u&password=s3cret", "postgres://h/db"),
             (
                 "postgres://h/db?password=s3cret&sslrootcert=/a@b",
                 "postgres://h@b",

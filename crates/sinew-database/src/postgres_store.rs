@@ -291,6 +291,11 @@ impl PostgresStore {
     }
 }
 
+/// Reads an update from the columns batch and record.
+fn update(row: &Row) -> Result<TrainedBatch, StoreError> {
+    backend::update_of(row.get(0), row.get(1))
+}
+
 impl TraceStore for PostgresStore {
     fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError> {
         let prepared = traces.iter().map(|t| backend::prepare(t, MAX_TRACE_BYTES));
@@ -389,7 +394,15 @@ impl TraceStore for PostgresStore {
             let sql = "SELECT batch, record FROM batches ORDER BY seq";
             Ok(client.query(sql, &[]).await?)
         })?;
-        let update = |row: &Row| backend::update_of(row.get(0), row.get(1));
+        rows.iter().map(update).collect()
+    }
+
+    fn batches_of(&self, step: u64) -> Result<Vec<TrainedBatch>, StoreError> {
+        let step = backend::signed("step", step)?;
+        let rows = self.postgres.run(async |client: &mut Client| {
+            let sql = "SELECT batch, record FROM batches WHERE step = $1 ORDER BY seq";
+            Ok(client.query(sql, &[&step]).await?)
+        })?;
         rows.iter().map(update).collect()
     }
 

@@ -97,7 +97,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "store.payloads",
         "an address with keys",
-        "copies of a recipe are shown: give the keys of S3 as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".into(),
+        "copies of a recipe are shown: keys of S3 are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            .into(),
         place.starts_with("file://") || !holds_password(place),
     );
     rules.allowed(

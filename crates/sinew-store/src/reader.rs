@@ -68,11 +68,7 @@ impl FolderReader {
         ledger::of_episode(&*guard(&self.connection)?, episode.as_str())
     }
 
-    pub(crate) fn named(
-        &self,
-        external: &str,
-        limit: usize,
-    ) -> Result<Vec<EpisodeId>, StoreError> {
+    pub(crate) fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError> {
         ledger::named(&*guard(&self.connection)?, external, limit)
     }
 

@@ -92,7 +92,7 @@ impl RecordedRun {
             let why = if run.join("store.id").is_file() {
                 let run = run.display();
                 format!(
-                    "has its episodes in a database, and a plan is made of files alone: `sinew runs copy {run} \
+                    "has its episodes in a database, and a plan reads only files: `sinew runs copy {run} \
                      {run}` copies them into the folder"
                 )
             } else {

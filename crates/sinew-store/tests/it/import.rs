@@ -156,7 +156,9 @@ fn an_importer_knows_what_the_store_of_another_process_has() {
     let store = DiskStore::open(&folder, StoreOptions::default()).unwrap();
     filled(&store);
     let file = directory.path().join("rows.jsonl");
-    let row = |n: u64| format!("{{\"episode\": \"e{n}\", \"name\": \"a\", \"value\": 1, \"at\": 1e-6}}\n");
+    let row = |n: u64| {
+        format!("{{\"episode\": \"e{n}\", \"name\": \"a\", \"value\": 1, \"at\": 1e-6}}\n")
+    };
     std::fs::write(&file, row(0) + &row(9)).unwrap();
     let counts = || {
         let report = import_file(&folder, &file, IMPORT_SOURCE, 1, true).unwrap();

@@ -124,7 +124,10 @@ fn a_reader_of_any_store_sees_what_that_of_a_folder_sees() {
             (ids(&Filter::default()), ids(&trained)),
             (reader.get(&id(3)).unwrap(), reader.get(&id(9)).unwrap()),
             reader.scores(&id(2)).unwrap(),
-            (reader.trained_batches().unwrap(), reader.batches_of(2).unwrap()),
+            (
+                reader.trained_batches().unwrap(),
+                reader.batches_of(2).unwrap(),
+            ),
             reader.stats().unwrap().trained,
         )
     });
