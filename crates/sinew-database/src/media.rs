@@ -128,7 +128,7 @@ mod tests {
         let reference = format!("{REFERENCE}7/{hash}");
         assert_eq!(referred(&reference), Some((7, hash.as_str())));
         assert_eq!(object_name("s", 7, &hash), format!("s/7/01/{hash}"));
-        let outside = format!("{REFERENCE}7/{}", "../".repeat(22));
+        let outside = format!("{REFERENCE}7/{}", "../".repeat(21) + ".");
         let short = format!("{REFERENCE}7/{}", &hash[1..]);
         for other in [outside, short, hash, "https://example.org".into()] {
             assert_eq!(referred(&other), None, "{other}");

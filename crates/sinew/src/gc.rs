@@ -112,7 +112,7 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What became of objects that no episode refers to; empty without any. A dry run names them.
+/// The end of objects that no episode refers to; empty without any. A dry run names them.
 fn swept(objects: &SweepReport, dry_run: bool) -> String {
     let (count, mib) = (objects.objects, objects.bytes as f64 / f64::from(1 << 20));
     if count == 0 {

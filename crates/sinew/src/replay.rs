@@ -11,7 +11,6 @@ use sinew_assembly::{Failure, Replayer, StepChange};
 use sinew_orchestrator::StepRecord;
 use sinew_recipe::RunPlan;
 use sinew_rollout::{PartDrift, ReplayChange, ReplayedEpisode};
-use sinew_store::TraceStore;
 use sinew_types::{EpisodeEnd, Trace};
 use sinew_view::{ShowOptions, visible};
 use std::io::IsTerminal;

@@ -112,7 +112,7 @@ fn objects_that_no_episode_refers_to_are_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let objects = format!("file://{}", folder.path().display());
     sweep_store(&open_at(&url(), &new_name(), Some(&objects)));
-    // What a crash left is deleted, and objects of other stores in the same place stay.
+    // The file that a crash left is deleted, and objects of other stores in the same place stay.
     let (name, other) = (new_name(), folder.path().join("other/0/ab"));
     std::fs::create_dir_all(&other).unwrap();
     std::fs::write(other.join("x"), "of another store").unwrap();
@@ -142,7 +142,7 @@ fn a_commit_that_a_sweep_overtook_writes_its_objects_again() {
     let seen = with_picture(1, &picture('a'));
     assert_eq!(writer.commit(&seen).unwrap(), CommitOutcome::New);
     assert_eq!(other.get(&id(1)).unwrap().as_ref(), Some(&seen));
-    // What it wrote first is left, and nothing else.
+    // Its first objects are left, and nothing else.
     assert_eq!(swept(&other, &[], false).objects, 2);
     assert_eq!(writer.get(&id(1)).unwrap(), Some(seen));
 }
