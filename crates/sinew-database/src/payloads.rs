@@ -236,8 +236,9 @@ fn key(prefix: &str, name: &str) -> Key {
 
 /// Inverse of [`key`].
 fn name_of(prefix: &str, key: &Key) -> String {
-    let (prefix, key) = (Key::from(prefix), key.as_ref());
-    let name = key.strip_prefix(prefix.as_ref()).unwrap_or(key);
+    let prefix = Key::from(prefix);
+    let (prefix, key): (&str, &str) = (prefix.as_ref(), key.as_ref());
+    let name = key.strip_prefix(prefix).unwrap_or(key);
     name.trim_start_matches('/').to_owned()
 }
 

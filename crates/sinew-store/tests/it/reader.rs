@@ -96,7 +96,7 @@ fn a_reader_of_any_store_sees_what_that_of_a_folder_sees() {
     let directory = tempfile::tempdir().unwrap();
     let disk = open(directory.path());
     let memory = Arc::new(MemoryStore::new(1 << 20));
-    let stores: [&dyn TraceStore; 2] = [&disk, memory.as_ref()];
+    let stores: [&dyn TraceStore; 2] = [&disk, &*memory];
     for store in stores {
         let batch: Vec<_> = (0..4).map(|n| trace(n, 10)).collect();
         store.commit_batch(&batch).unwrap();
