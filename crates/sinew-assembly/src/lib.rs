@@ -132,7 +132,7 @@ pub use servers::{check_trained, serve_engine};
 pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
-pub use store::disk_store;
+pub use store::{disk_store, import_rewards, run_reader, run_store};
 pub use tinker::{check_service, is_at_service, key as service_key, service_model};
 pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
@@ -448,6 +448,7 @@ fn rollout_parts(
 /// Scores that come after the episode, for recipes that wait for them.
 fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<LateRewards> {
     let config = plan::late_config(recipe)?;
+    // A store in a database has no inbox: what comes from outside is put into the store itself.
     let scores = InboxScores::new(&session.dir.store(), session.cancel.clone());
     Some(LateRewards {
         config,

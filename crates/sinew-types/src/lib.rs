@@ -34,7 +34,7 @@ pub use adapter::{Adapter, AdapterName, AdapterNameError};
 pub use branch::{BranchCause, Thinking};
 pub use clock::Clock;
 pub use content::{Content, Media, MediaSource, Part};
-pub use database::is_database;
+pub use database::{holds_password, is_database};
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
     GenerateRequest, PromptLogprob, PromptLogprobs, SampledToken, SamplingParams, TEMPERATURES,
