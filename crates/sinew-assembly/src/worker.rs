@@ -44,13 +44,7 @@ pub struct WorkerOptions {
     pub stop: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-impl std::fmt::Debug for WorkerOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkerOptions")
-            .field("weights_dir", &self.weights_dir)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(WorkerOptions, weights_dir);
 
 /// A worker's parts of one run.
 pub struct WorkerRun {
@@ -71,13 +65,7 @@ pub struct WorkerRun {
     _scratch: TempDir,
 }
 
-impl std::fmt::Debug for WorkerRun {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkerRun")
-            .field("episode", &self.episode)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(WorkerRun, episode);
 
 /// Makes a worker's parts for the run of an owner. `None`: the worker was asked to end before.
 ///
@@ -237,13 +225,7 @@ pub struct FollowedEngine {
     _following: Option<Following>,
 }
 
-impl std::fmt::Debug for FollowedEngine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FollowedEngine")
-            .field("loaded", &self.loaded)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(FollowedEngine, loaded);
 
 /// Makes an engine that follows the weights of an owner. `None`: the process was asked to end before there
 /// were any.

@@ -46,11 +46,7 @@ pub struct Ports {
     pub environments: Registry,
 }
 
-impl std::fmt::Debug for Ports {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ports").finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Ports);
 
 /// Folders of runs, or folders that hold such folders.
 #[derive(Debug)]
@@ -161,13 +157,7 @@ pub(crate) struct Run {
     renderer: Mutex<Option<Arc<dyn Renderer>>>,
 }
 
-impl std::fmt::Debug for Run {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Run")
-            .field("path", &self.path)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Run, path);
 
 /// Records read so far.
 #[derive(Debug, Default)]

@@ -15,6 +15,7 @@ mod chat;
 mod clock;
 mod content;
 mod database;
+mod debug;
 mod engine;
 mod fence;
 mod format;
