@@ -1,6 +1,7 @@
 //! From `[launch]` of a recipe to launchers, the supervisor of an owner, and the start of an owner elsewhere.
 
 use crate::failure::Failure;
+use crate::launch_record::keep_record;
 use sinew_control::{
     AutoscaleLimits, ControlDesk, ControlLimits, ControlPlace, HostsLauncher,
     KUBERNETES_RECIPE_FILE, KUBERNETES_TOKEN_FILE, KubernetesAccess, KubernetesLauncher,
@@ -412,7 +413,7 @@ pub fn launch_owner(
             "the recipe has no [launch]\n  hint: --on names the engine that starts the roles",
         )
     })?;
-    let in_cluster = launch.on == LaunchOn::Kubernetes;
+    let (here, in_cluster) = (dir, launch.on == LaunchOn::Kubernetes);
     let dir = match (&launch.kubernetes, in_cluster) {
         (Some(section), true) => Path::new(&section.folder).join(&plan.name),
         _ => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
@@ -443,6 +444,10 @@ pub fn launch_owner(
     } else {
         launcher(launch, &run, &dir)?.preview(&spec)?
     };
+    if !dry_run {
+        // Before the start: a job without a record could not be found while it waits.
+        keep_record(plan, here, &dir, &run)?;
+    }
     if !dry_run && !runs {
         start_owner(launch, &run, &dir, &spec, &manifests)?;
     }

@@ -132,7 +132,7 @@ impl Registry {
             seen_ms: now_ms,
             since_ms: now_ms,
             cause: same.and_then(|slot| slot.cause.clone()),
-            quarantined: false,
+            quarantined_ms: None,
         };
         self.slots.insert(place, slot);
         if !draining {
@@ -330,7 +330,7 @@ impl Registry {
             since_ms: now_ms,
             // The reason why the one before it ended is shown until this one has its own.
             cause: old.and_then(|slot| slot.cause.clone()),
-            quarantined: false,
+            quarantined_ms: None,
         };
         self.slots.insert(place, slot);
         self.record(place, None, now_ms);
@@ -347,7 +347,7 @@ impl Registry {
     fn surplus(&self, kind: RoleKind, count: u32) -> Vec<Place> {
         let mut there = self.staying(kind);
         there.sort_by_key(|(place, slot)| {
-            let ready = slot.state == RoleState::Ready && !slot.quarantined;
+            let ready = slot.state == RoleState::Ready && slot.quarantined_ms.is_none();
             let (kept, busy) = (!slot.registration.preemptible, slot.heartbeat.busy);
             (ready, kept, busy, std::cmp::Reverse(place.1))
         });
@@ -494,14 +494,14 @@ impl Registry {
             Fitness::Behind => (WeightSyncing, None),
             Fitness::Wrong(reason) => (WeightSyncing, Some(reason)),
         };
-        let was = slot.quarantined;
+        let was = slot.quarantined_ms;
         if let Some(slot) = self.slots.get_mut(&place) {
-            slot.quarantined = reason.is_some();
+            slot.quarantined_ms = reason.as_ref().map(|_| was.unwrap_or(now_ms));
             if reason.is_some() && slot.cause.is_none() {
                 slot.cause.clone_from(&reason);
             }
         }
-        if reason.is_some() && !was {
+        if reason.is_some() && was.is_none() {
             self.record(place, reason, now_ms);
         }
         self.become_state(place, state, None, now_ms);
@@ -558,7 +558,7 @@ impl Registry {
                 heartbeat: slot.heartbeat.clone(),
                 last_seen_ms: now_ms.saturating_sub(slot.seen_ms),
                 cause: slot.cause.clone(),
-                quarantined: slot.quarantined,
+                quarantined: slot.quarantined_ms.is_some(),
             })
             .collect()
     }
