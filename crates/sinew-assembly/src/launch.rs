@@ -328,6 +328,9 @@ fn worker(launch: &LaunchPlan, id: &RoleId, kind: RoleKind, place: &ControlPlace
     ] {
         command.extend([option.to_owned(), value.to_owned()]);
     }
+    if kind == RoleKind::Engine {
+        command.extend(listens(launch, place));
+    }
     if role.preemptible {
         command.push("--preemptible".to_owned());
     }
@@ -341,6 +344,24 @@ fn worker(launch: &LaunchPlan, id: &RoleId, kind: RoleKind, place: &ControlPlace
         &role,
         place.ca_file.as_deref(),
     )
+}
+
+/// The listener of a role that others ask: on a free port, with a certificate of the run's authority where
+/// other hosts reach it and the run has one.
+fn listens(launch: &LaunchPlan, place: &ControlPlace) -> Vec<String> {
+    let at = |address: &str| vec!["--listen".to_owned(), address.to_owned()];
+    if launch.on == LaunchOn::Local {
+        return at("127.0.0.1:0");
+    }
+    let mut words = at("0.0.0.0:0");
+    let authority = place.ca_file.as_deref().and_then(Path::parent);
+    if let Some(folder) = authority {
+        words.extend(["--tls-own".to_owned(), folder.display().to_string()]);
+    } else if place.url.starts_with("http:") {
+        // The run's own listener has no TLS either.
+        words.push("--insecure-plain-http".to_owned());
+    }
+    words
 }
 
 fn spec(

@@ -25,6 +25,7 @@
 //! | `sampling` | `rollout`, `engine` | what samples the episodes: this process, or workers |
 //! | `owner` | `rollout` | the address of a run for workers and other roles |
 //! | `worker` | all but those of training | the parts of a worker |
+//! | `found_engines` | `engine`, `launch` | engines of the run's registry as that of a worker |
 //! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
@@ -58,6 +59,7 @@ mod environments;
 mod expire;
 mod failure;
 mod first_weights;
+mod found_engines;
 mod harbor;
 mod harness;
 mod judge;
@@ -113,7 +115,7 @@ pub use launch::{
 };
 pub use launch_record::{EndedJob, end_jobs};
 pub use learner::train_worker;
-pub use listen::{CertificateFiles, TlsArgs, host_certificate, trust_authorities};
+pub use listen::{CertificateFiles, TlsArgs, host_certificate, reached_at, trust_authorities};
 pub use live::ServeAt;
 pub use measure::{
     MeasureOptions, MeasuredServers, Measurement, dataset_files, measure, measurement, spread,
@@ -143,6 +145,7 @@ pub use failure::Failure;
 pub use sinew_http::server::{Endpoint, Listener};
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
+pub use found_engines::WorkerEngines;
 pub use worker::{FollowedEngine, WorkerOptions, WorkerRun, follow_engine, join};
 
 use adapter::MeasuredAdapter;

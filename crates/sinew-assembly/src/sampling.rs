@@ -202,6 +202,7 @@ impl Sampling<'_> {
         let turns = begun.turns.take();
         let engines = publish::transport(self.recipe, engine, first, turns, self.session)?;
         let desk = Arc::clone(&tickets.desk);
-        Ok(Box::new(AnnouncedWeights::new(engines, id, desk)))
+        let address = begun.first.tensors.address();
+        Ok(Box::new(AnnouncedWeights::new(engines, id, address, desk)))
     }
 }

@@ -4,21 +4,23 @@
 use crate::env::in_run_world;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
+use crate::found_engines::{self, WorkerEngines};
 use crate::model::{check_context, model_config, renderer};
 use crate::owner::{BUILD, parts as own_parts};
 use crate::run_pins::{reward_versions, versions};
 use crate::servers::sampling_engine;
-use crate::{ServeAt, Session, device, engine, episode_parts, plan, run_info, tasks};
+use crate::{ServeAt, Session, device, engine, episode_parts, plan, run_info, tasks, tinker};
 use sinew_judge::Bench;
 use sinew_orchestrator::Bus;
-use sinew_recipe::RunPlan;
+use sinew_recipe::{EngineType, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeOptions, EpisodeParts};
 use sinew_runs::RunDir;
 use sinew_tensor::Cpu;
-use sinew_types::Engine;
+use sinew_types::{Engine, WeightsId};
 use sinew_workers::{
-    DeskClient, FollowParts, Following, Loaded, MirrorError, RunTerms, WeightsMirror, first_weights,
+    DeskClient, EngineFinder, FollowParts, Following, Loaded, MirrorError, PublishedMark, RunTerms,
+    WeightsMirror, WeightsOrigin, WorkerWeights, at_service, first_mark, first_weights,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +34,10 @@ const MEMORY: &str = "/dev/shm";
 
 /// Settings of a worker from the command line.
 pub struct WorkerOptions {
+    /// Token of the owner, which the engines of its registry have as well.
+    pub token: String,
+    /// Engines that a rollout worker samples with.
+    pub engines: WorkerEngines,
     /// Folder of this host for weights of the owner; `None`: in its memory, by the run's name.
     pub weights_dir: Option<PathBuf>,
     /// Gateway for services that the recipe drives.
@@ -60,12 +66,14 @@ pub struct WorkerRun {
     pub options: EpisodeOptions,
     /// The recipe of the owner.
     pub recipe: RunPlan,
-    /// Weights of the engine; `None`: servers outside.
-    pub loaded: Option<Loaded>,
+    /// Weights of the engine.
+    pub weights: WorkerWeights,
     /// Turns true when a budget of the recipe's judges is spent.
     pub spent: watch::Receiver<bool>,
     /// Follows the owner's weights while it lives.
     _following: Option<Following>,
+    /// Finds engines while it lives.
+    _finder: Option<EngineFinder>,
     _dir: RunDir,
     /// Holds what episodes leave on disk.
     _scratch: TempDir,
@@ -124,11 +132,21 @@ pub fn join(
         .check(BUILD, &own_parts(named, renderer.as_ref()))
         .map_err(|e| Failure::outside(format!("--owner: {e}")))?;
     let device = engine::threads(&recipe, &device()?);
-    let Some(made) = sampler(owner, terms, options, &recipe, &renderer, &device)? else {
+    let roles = options.engines.are_roles(&recipe)?;
+    let made = if roles {
+        found(owner, options, &recipe)?
+    } else {
+        sampler(owner, terms, options, &recipe, &renderer, &device)?
+    };
+    let Some(made) = made else {
         return Ok(None);
     };
     let (envs, shown) = (world.envs, renderer.as_ref());
-    let info = run_info(&recipe, dir.path(), envs.as_ref(), shown, &device, rewards);
+    let mut info = run_info(&recipe, dir.path(), envs.as_ref(), shown, &device, rewards);
+    if roles {
+        // Those of the engines may be others.
+        info.provenance.kernels = None;
+    }
     let wait = world.sandbox_wait;
     let engine = &made.engine;
     let episode = episode_parts(&recipe, &session, info, engine, &renderer, envs, wait)?;
@@ -137,9 +155,10 @@ pub fn join(
         episode,
         options: plan::trained_options(&recipe),
         recipe,
-        loaded: made.loaded,
+        weights: made.weights,
         spent,
         _following: made.following,
+        _finder: made.finder,
         _dir: dir,
         _scratch: scratch,
     }))
@@ -147,14 +166,31 @@ pub fn join(
 
 /// The engine of a worker, and what keeps its weights new.
 pub(crate) struct WorkerEngine {
-    pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) loaded: Option<Loaded>,
-    pub(crate) following: Option<Following>,
+    engine: Arc<dyn Engine>,
+    weights: WorkerWeights,
+    following: Option<Following>,
+    finder: Option<EngineFinder>,
 }
 
-/// An engine in this process that follows the owner's weights, or the servers of the recipe, which the owner
-/// gives new weights. `None`: the worker was asked to end before there were any.
-pub(crate) fn sampler(
+/// Engines of the registry. `None`: the worker was asked to end before there were weights.
+fn found(
+    owner: &Arc<DeskClient>,
+    options: &WorkerOptions,
+    recipe: &RunPlan,
+) -> Result<Option<WorkerEngine>, Failure> {
+    let (token, stop) = (options.token.as_str(), options.stop.as_ref());
+    let found = found_engines::find(owner, token, recipe, options.patience, stop)?;
+    Ok(found.map(|found| WorkerEngine {
+        engine: Arc::<sinew_engines::RemoteEngine>::clone(&found.engine),
+        weights: WorkerWeights::Found(found.engine),
+        following: None,
+        finder: Some(found.finder),
+    }))
+}
+
+/// An engine in this process that follows the owner's weights, samplers of a service, or the servers of the
+/// recipe, which the owner gives new weights. `None`: the worker was asked to end before there were any.
+fn sampler(
     owner: &Arc<DeskClient>,
     terms: &RunTerms,
     options: &WorkerOptions,
@@ -162,11 +198,15 @@ pub(crate) fn sampler(
     renderer: &Arc<dyn Renderer>,
     device: &Cpu,
 ) -> Result<Option<WorkerEngine>, Failure> {
+    if recipe.engine.kind == EngineType::Tinker {
+        return at_the_service(owner, options, recipe);
+    }
     if !terms.weights {
         return Ok(Some(WorkerEngine {
             engine: sampling_engine(&recipe.engine, renderer)?,
-            loaded: None,
+            weights: WorkerWeights::Servers,
             following: None,
+            finder: None,
         }));
     }
     let config = model_config(recipe)?;
@@ -188,22 +228,47 @@ pub(crate) fn sampler(
     let renderer = renderer.as_ref();
     let (section, rollout) = (&recipe.engine, &recipe.rollout);
     let engine = engine::embedded(section, rollout, device, &model, renderer, &grammars)?;
-    let engine: Arc<dyn Engine> = Arc::new(engine);
+    let origin = WeightsOrigin::Folder { mirror, follower };
+    following(owner, Arc::new(engine), (first.id(), mark), origin).map(Some)
+}
+
+/// Samplers of a service. The owner names the address of each version there.
+fn at_the_service(
+    owner: &Arc<DeskClient>,
+    options: &WorkerOptions,
+    recipe: &RunPlan,
+) -> Result<Option<WorkerEngine>, Failure> {
+    let mark = first_mark(owner, options.patience, options.stop.as_ref());
+    let Some(mark) = mark.map_err(Failure::outside)? else {
+        return Ok(None);
+    };
+    let (id, tensors) = at_service(&mark).map_err(outside)?;
+    let engine = tinker::engine(recipe, tinker::shape(recipe)?.vocab, id, tensors)?;
+    following(owner, engine, (id, mark), WeightsOrigin::Service).map(Some)
+}
+
+/// Lets an engine, which has the first weights, follow the owner.
+fn following(
+    owner: &Arc<DeskClient>,
+    engine: Arc<dyn Engine>,
+    (id, first): (WeightsId, PublishedMark),
+    origin: WeightsOrigin,
+) -> Result<WorkerEngine, Failure> {
     let loaded = Loaded::default();
-    loaded.set(first.id());
+    loaded.set(id, &first.manifest);
     let following = Following::start(FollowParts {
         owner: Arc::clone(owner),
-        mirror,
-        follower,
-        first: mark,
+        origin,
+        first,
         engine: Arc::clone(&engine),
         loaded: loaded.clone(),
     });
-    Ok(Some(WorkerEngine {
+    Ok(WorkerEngine {
         engine,
-        loaded: Some(loaded),
+        weights: WorkerWeights::Followed(loaded),
         following: Some(following.map_err(Failure::system)?),
-    }))
+        finder: None,
+    })
 }
 
 /// The folder of this host for weights of a run.
@@ -273,12 +338,15 @@ pub fn follow_engine(
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let device = device()?;
     let made = sampler(owner, terms, options, &recipe, &renderer, &device)?;
-    let made = made.and_then(|made| Some((made.engine, made.loaded?, made.following)));
-    Ok(made.map(|(engine, loaded, following)| FollowedEngine {
-        engine,
+    let Some(made) = made else { return Ok(None) };
+    let WorkerWeights::Followed(loaded) = made.weights else {
+        return Err(Failure::system("--role engine: the engine follows no weights"));
+    };
+    Ok(Some(FollowedEngine {
+        engine: made.engine,
         renderer,
         loaded,
         recipe,
-        _following: following,
+        _following: made.following,
     }))
 }

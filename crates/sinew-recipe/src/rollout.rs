@@ -289,13 +289,19 @@ fn place(plan: &RunPlan, rules: &mut Rules) {
         plan.harness.live().is_none(),
     );
     needs(
-        "cannot be combined with rollout.cross_policy, whose two policies are engines of one process: remove one \
-         of them",
+        "cannot be combined with rollout.cross_policy: a worker that joins late has the newest weights only, and \
+         not those of the older policy; remove one of them",
         r.cross_policy.is_none(),
     );
     needs(
-        "needs engine.type = \"embedded\", \"vllm\" or \"sglang\", whose weights workers can follow",
-        plan.follows_elsewhere(),
+        "needs engine.type = \"embedded\", \"vllm\", \"sglang\" or \"tinker\", whose weights workers can follow: a \
+         server of \"openai\" says neither which weights it has nor takes new ones",
+        plan.engine.kind != EngineType::Openai,
+    );
+    needs(
+        "cannot be combined with engine.adapters: a server removes an adapter that the run replaced, and does not \
+         know that a worker still samples with it; remove one of them",
+        !plan.engine.adapters,
     );
     rules.seconds("rollout.ticket_lease_s", r.ticket_lease_s);
     let elsewhere = r.place != RolloutPlace::Here;
@@ -308,8 +314,28 @@ fn place(plan: &RunPlan, rules: &mut Rules) {
 impl RunPlan {
     /// Whether engines of other processes can follow the weights of the run.
     fn follows_elsewhere(&self) -> bool {
-        let kinds = [EngineType::Embedded, EngineType::Vllm, EngineType::Sglang];
-        kinds.contains(&self.engine.kind)
+        self.engine.kind != EngineType::Openai && !self.engine.adapters
+    }
+
+    /// Whether roles can be the engines of the run's workers.
+    ///
+    /// # Errors
+    /// The reason why not, in words.
+    pub fn engine_roles(&self) -> Result<(), String> {
+        let kind = self.engine.kind;
+        if kind != EngineType::Embedded {
+            return Err(format!(
+                "engine.type = \"{}\" has engines of its own: roles are engines of type \"embedded\"",
+                kind.name()
+            ));
+        }
+        if self.rollout.format.is_some() {
+            return Err(
+                "rollout.format: training needs the masks of its tokens, which stay in the process of an engine"
+                    .to_owned(),
+            );
+        }
+        Ok(())
     }
 
     /// Whether workers run the episodes of a run; `controlled`: it has an address for them.

@@ -98,6 +98,11 @@ impl Desk {
         self.published.borrow().as_ref().map(|(id, _)| *id)
     }
 
+    /// The mark of the newest weights, where the owner serves them or a service has them.
+    pub fn mark(&self) -> Option<PublishedMark> {
+        self.published.borrow().as_ref()?.1.clone()
+    }
+
     /// Names new weights; `mark` if the owner serves them.
     pub fn publish(&self, id: WeightsId, mark: Option<PublishedMark>) {
         self.published.send_replace(Some((id, mark)));
@@ -172,7 +177,13 @@ impl Desk {
     fn orders(&self, report: &WorkerReport) -> TicketOrders {
         let now_s = self.now_s();
         let mut state = self.state();
+        let before = state.loads.sum(now_s).interrupted;
         state.loads.report(&report.worker, report.reading, now_s);
+        let episodes = state.loads.sum(now_s).interrupted - before;
+        if episodes > 0 {
+            let worker = report.worker.as_str();
+            tracing::warn!(worker, episodes, "a worker left episodes: they begin again");
+        }
         if state.ended {
             state.reported.insert(report.worker.clone());
         }

@@ -11,6 +11,8 @@
 //! | `listener` | owner | [`OwnerListener`]: one address for tickets, desk and the registry of roles |
 //! | `weights` | owner | publishes versions and names them at the desk |
 //! | `client` | worker | [`DeskClient`] |
+//! | `engine_routes` | engine | an engine of the run behind two routes, for the workers of the run |
+//! | `finder` | worker | engines of the registry, and the weights that they may sample with |
 //! | `mirror`, `follow` | worker | weights of a host: fetched once, verified, loaded between two tokens |
 //! | `worker`, `control` | worker | [`work`]: leases, episodes and acks; a thread for reports and renewals |
 //! | `presence` | worker | port to the registry of roles |
@@ -30,6 +32,8 @@ mod client;
 mod control;
 mod core;
 mod desk;
+mod engine_routes;
+mod finder;
 mod follow;
 mod listener;
 mod loads;
@@ -42,11 +46,17 @@ mod terms;
 mod ticket;
 mod weights;
 mod worker;
+mod worker_weights;
 
 pub use client::{DeskClient, DeskError, FilePart};
 pub use core::{MAX_REFUSALS, TicketCore};
 pub use desk::Desk;
-pub use follow::{FirstWeights, FollowParts, Following, Loaded, first_weights};
+pub use engine_routes::EngineRoutes;
+pub use finder::{EngineDirectory, EngineFinder, FinderParts};
+pub use follow::{
+    FirstWeights, FollowParts, Following, Loaded, ServiceWeights, WeightsOrigin, at_service,
+    first_mark, first_weights,
+};
 pub use listener::{ListenerParts, OwnerListener};
 pub use mirror::{MirrorError, WeightsMirror};
 pub use presence::{Presence, PresenceOrder, WorkerStatus};
@@ -55,3 +65,4 @@ pub use terms::{OtherPart, PublishedMark, RunTerms, TicketOrders, WorkerReading,
 pub use ticket::{OWNER, ROLLOUT, Ticket, TicketFault, owner_consumer, rollout_consumer};
 pub use weights::{AnnouncedWeights, ServedWeights};
 pub use worker::{WorkerCounts, WorkerEnd, WorkerError, WorkerParts, work};
+pub use worker_weights::WorkerWeights;

@@ -27,13 +27,14 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
         let Some(terms) = args.terms(&owner, &stop)? else {
             break ASKED;
         };
-        let options = args.options(runtime.handle().clone(), &stop);
+        let options = args.options(runtime.handle().clone(), &stop)?;
         let Some(made) = join(&owner, &terms, &options)? else {
             break ASKED;
         };
         let (end, done) = works(args, &runtime, (&owner, terms), &made, &stop)?;
         counts.finished += done.finished;
         counts.returned += done.returned;
+        counts.interrupted += done.interrupted;
         counts.stopped += done.stopped;
         if *made.spent.borrow() {
             return Err(Failure::outside(
@@ -84,7 +85,7 @@ fn works(
         episode: made.episode.clone(),
         options: made.options.clone(),
         slots,
-        loaded: made.loaded.clone(),
+        weights: made.weights.clone(),
         presence: Box::new(presence),
         runtime: runtime.handle().clone(),
         notice: Duration::from_secs(args.notice_s),
@@ -111,10 +112,12 @@ fn ended(args: &WorkerArgs, why: &str, counts: WorkerCounts) {
         let WorkerCounts {
             finished,
             returned,
+            interrupted,
             stopped,
         } = counts;
         output::print(&format!(
-            "{why}: {finished} episodes finished, {returned} returned, {stopped} stopped\n"
+            "{why}: {finished} episodes finished, {returned} returned (of which {interrupted} had begun), \
+             {stopped} stopped\n"
         ));
     }
 }
