@@ -102,8 +102,8 @@ impl EngineDirectory for Registry {
     }
 }
 
-/// The address of an engine that may be asked. One that is not ready only because it loads weights counts: each
-/// of its answers names the weights that it is of. Servers of other programs have another protocol.
+/// The address of an engine that may be asked. One that is not ready only because it loads weights counts:
+/// each of its answers names the weights that it is of. Servers of other programs have another protocol.
 fn address_of(role: &RoleView) -> Option<EngineAddress> {
     let works = matches!(role.state, RoleState::Ready | RoleState::WeightSyncing);
     let usable = works && !role.quarantined && role.registration.build == BUILD;

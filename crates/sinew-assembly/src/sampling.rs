@@ -135,6 +135,7 @@ impl Sampling<'_> {
             EngineType::Embedded => self.served(begun, &tickets)?,
             _ => self.announced(begun, &tickets)?,
         };
+        let live = live::source_of_workers(recipe, session, self.store, &tickets.desk)?;
         let options = plan::trained_options(recipe);
         let run = Arc::new(self.run);
         let traces = &self.store.traces;
@@ -165,7 +166,7 @@ impl Sampling<'_> {
             rollouts: Box::new(RemoteRollouts::new(parts, runtime, cancel)?),
             groups,
             transport,
-            live: None,
+            live,
         })
     }
 

@@ -5,6 +5,7 @@ use crate::env::in_run_world;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::found_engines::{self, WorkerEngines};
+use crate::live::{self, GatewayAgents, WorkerGateway};
 use crate::model::{check_context, model_config, renderer};
 use crate::owner::{BUILD, parts as own_parts};
 use crate::run_pins::{reward_versions, versions};
@@ -19,8 +20,9 @@ use sinew_runs::RunDir;
 use sinew_tensor::Cpu;
 use sinew_types::{Engine, WeightsId};
 use sinew_workers::{
-    DeskClient, EngineFinder, FollowParts, Following, Loaded, MirrorError, PublishedMark, RunTerms,
-    WeightsMirror, WeightsOrigin, WorkerWeights, at_service, first_mark, first_weights,
+    DeskClient, EngineFinder, FollowParts, Following, LiveAgents, Loaded, MirrorError,
+    PublishedMark, RunTerms, WeightsMirror, WeightsOrigin, WorkerWeights, at_service, first_mark,
+    first_weights,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,12 +70,16 @@ pub struct WorkerRun {
     pub recipe: RunPlan,
     /// Weights of the engine.
     pub weights: WorkerWeights,
+    /// Agents that open rollouts at this worker by themselves, if the run trains those.
+    pub agents: Option<Arc<dyn LiveAgents>>,
     /// Turns true when a budget of the recipe's judges is spent.
     pub spent: watch::Receiver<bool>,
     /// Follows the owner's weights while it lives.
     _following: Option<Following>,
     /// Finds engines while it lives.
     _finder: Option<EngineFinder>,
+    /// Serves agents while it lives.
+    gateway: Option<WorkerGateway>,
     _dir: RunDir,
     /// Holds what episodes leave on disk.
     _scratch: TempDir,
@@ -84,6 +90,13 @@ impl std::fmt::Debug for WorkerRun {
         f.debug_struct("WorkerRun")
             .field("episode", &self.episode)
             .finish_non_exhaustive()
+    }
+}
+
+impl WorkerRun {
+    /// The run is over: agents that ask while the worker ends are told not to wait for it.
+    pub fn run_is_over(&self) {
+        self.gateway.iter().for_each(WorkerGateway::run_is_over);
     }
 }
 
@@ -150,15 +163,23 @@ pub fn join(
     let wait = world.sandbox_wait;
     let engine = &made.engine;
     let episode = episode_parts(&recipe, &session, info, engine, &renderer, envs, wait)?;
+    let options = plan::trained_options(&recipe);
+    let gateway = live::on_worker(&recipe, &session, &episode, &options, owner)?;
     drop(session);
+    let agents = gateway.as_ref().map(|gateway| {
+        let agents: Arc<dyn LiveAgents> = Arc::<GatewayAgents>::clone(&gateway.agents);
+        agents
+    });
     Ok(Some(WorkerRun {
         episode,
-        options: plan::trained_options(&recipe),
+        options,
         recipe,
         weights: made.weights,
+        agents,
         spent,
         _following: made.following,
         _finder: made.finder,
+        gateway,
         _dir: dir,
         _scratch: scratch,
     }))

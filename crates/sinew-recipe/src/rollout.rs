@@ -37,7 +37,8 @@ choice! {
         Auto = "auto",
         /// The process of the run.
         Here = "here",
-        /// Workers: a run without `--control` is refused.
+        /// Workers: a run without `--control` is refused. Agents of `harness.type = "live"` open their
+        /// rollouts there, at the `--serve` of each worker.
         Workers = "workers",
     }
 }
@@ -283,10 +284,18 @@ fn place(plan: &RunPlan, rules: &mut Rules) {
         let holds = r.place != RolloutPlace::Workers || holds;
         rules.custom("rollout.place", &name, why.into(), holds);
     };
+    let live = plan.harness.live().is_some();
+    let late = plan.reward.as_ref().and_then(|reward| reward.late());
     needs(
-        "needs episodes that the run begins, and with harness.type = \"live\" agents open them at the gateway of \
-         the run; remove it",
-        plan.harness.live().is_none(),
+        "cannot be combined with harness.type = \"live\" and [reward.late]: rewards from outside name rollouts at \
+         the gateway of the run; remove one of them",
+        !live || late.is_none(),
+    );
+    let launched = plan.launch.as_ref().is_some_and(|l| l.rollout.is_some());
+    needs(
+        "cannot be combined with harness.type = \"live\" and [launch.rollout]: agents must know the address of each \
+         worker, so start workers with --serve ADDR; remove one of them",
+        !live || !launched,
     );
     needs(
         "cannot be combined with rollout.cross_policy: a worker that joins late has the newest weights only, and \
@@ -338,7 +347,8 @@ impl RunPlan {
         Ok(())
     }
 
-    /// Whether workers run the episodes of a run; `controlled`: it has an address for them.
+    /// Whether workers run the episodes of a run, or serve its agents; `controlled`: it has an address for
+    /// them. Agents that run already know where the run is, so that only `"workers"` moves them.
     pub fn on_workers(&self, controlled: bool) -> bool {
         let possible = self.harness.live().is_none()
             && self.rollout.cross_policy.is_none()

@@ -98,6 +98,8 @@ pub struct WorkerReading {
     pub preemptions: u64,
     /// Episodes that had begun when it left, and begin again on other workers.
     pub interrupted: u64,
+    /// Rollouts that agents opened at its gateway.
+    pub opened: u64,
     /// Episodes that have started and not ended, and those of them in each phase.
     pub in_flight: usize,
     pub booting: usize,

@@ -7,6 +7,7 @@
 
 use crate::client::{DeskClient, DeskError};
 use crate::control::{Control, ControlParts, Shared};
+use crate::live::LiveAgents;
 use crate::presence::{Presence, WorkerStatus};
 use crate::terms::{RunTerms, WorkerReading};
 use crate::ticket::{ROLLOUT, Ticket, ran, rollout_consumer};
@@ -107,6 +108,8 @@ pub struct WorkerParts {
     pub slots: usize,
     /// Weights of the engine.
     pub weights: WorkerWeights,
+    /// Agents that open rollouts at the gateway of this worker, if it has one for them.
+    pub agents: Option<Arc<dyn LiveAgents>>,
     /// Registration of the worker.
     pub presence: Box<dyn Presence>,
     /// Episodes are its tasks.
@@ -164,6 +167,7 @@ pub fn work(
         options: parts.options,
         slots: parts.slots.max(1),
         weights: parts.weights,
+        agents: parts.agents,
         runtime: parts.runtime,
         notice: parts.notice,
         patience: parts.patience,
@@ -234,6 +238,7 @@ struct Worker {
     options: EpisodeOptions,
     slots: usize,
     weights: WorkerWeights,
+    agents: Option<Arc<dyn LiveAgents>>,
     runtime: Handle,
     notice: Duration,
     patience: Duration,
@@ -309,6 +314,7 @@ impl Worker {
         if (drain || (self.stop)()) && self.leaves.is_none() {
             self.leaves = Some(Instant::now());
             self.shared.state().leaving = true;
+            self.agents.iter().for_each(|agents| agents.leave());
             let waiting: Vec<Ticket> = self.waiting.drain(..).collect();
             self.give_back(waiting.iter().map(Ticket::key).collect());
         }
@@ -360,8 +366,13 @@ impl Worker {
 
     /// Whether a worker that leaves since a time may go now.
     fn may_leave(&self, since: Instant) -> bool {
-        let idle = self.running.is_empty() && self.unsent.is_empty();
+        let idle = self.running.is_empty() && self.unsent.is_empty() && self.open() == 0;
         idle || since.elapsed() >= self.notice
+    }
+
+    /// Rollouts of agents that are open.
+    fn open(&self) -> usize {
+        self.agents.as_ref().map_or(0, |agents| agents.open(0).0)
     }
 
     /// Leases tickets for free slots.
@@ -435,7 +446,7 @@ impl Worker {
     fn describe(&mut self) {
         let parts = &self.episode;
         let (engine, gauges) = (parts.engine.status(), parts.gauges.read());
-        let busy = self.running.len() + self.unsent.len();
+        let busy = self.running.len() + self.unsent.len() + self.open();
         if busy > 0 {
             self.busy = Instant::now();
         }
@@ -447,6 +458,7 @@ impl Worker {
             sampled_tokens: engine.sampled_tokens,
             preemptions: engine.preemptions,
             interrupted: self.counts.interrupted,
+            opened: self.agents.as_ref().map_or(0, |agents| agents.opened()),
             in_flight: gauges.in_flight,
             booting: gauges.booting,
             generating: gauges.generating,
@@ -547,11 +559,15 @@ impl Worker {
 
     /// Stops all episodes, and returns all tickets. Those of a worker that leaves begin again elsewhere.
     fn abandon(&mut self, end: WorkerEnd) {
-        let episodes: Vec<EpisodeId> = self.running.drain().map(|(episode, _)| episode).collect();
+        let mut episodes: Vec<EpisodeId> = self.running.drain().map(|(e, _)| e).collect();
         self.runner.stop(&episodes);
-        if end == WorkerEnd::Drained && !episodes.is_empty() {
-            self.counts.interrupted += episodes.len() as u64;
-            let why = interrupted(&episodes);
+        let agents = self.agents.as_ref().map(|agents| agents.open(NAMED));
+        let (open, named) = agents.unwrap_or_default();
+        let count = episodes.len() + open;
+        if end == WorkerEnd::Drained && count > 0 {
+            self.counts.interrupted += count as u64;
+            episodes.extend(named);
+            let why = interrupted(count, &episodes);
             tracing::warn!(why, "the worker leaves");
             let mut state = self.shared.state();
             state.reading.interrupted = self.counts.interrupted;
@@ -565,18 +581,17 @@ impl Worker {
     }
 }
 
-/// The episodes that had not ended when their worker left.
-fn interrupted(episodes: &[EpisodeId]) -> String {
-    let mut names: Vec<&str> = episodes.iter().map(EpisodeId::as_str).collect();
+/// Episodes and rollouts of agents that had not ended when their worker left: some of them by name.
+fn interrupted(count: usize, named: &[EpisodeId]) -> String {
+    let mut names: Vec<&str> = named.iter().map(EpisodeId::as_str).collect();
     names.sort_unstable();
-    let more = names.len().saturating_sub(NAMED);
     names.truncate(NAMED);
+    let more = count.saturating_sub(names.len());
     let names = names.join(", ");
     let more = match more {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let count = episodes.len();
     format!("{count} episodes had not ended and begin again on other workers: {names}{more}")
 }
 
@@ -601,9 +616,9 @@ mod tests {
             let ids = (0..count).rev();
             ids.map(|n| EpisodeId::new(format!("e{n:02}"))).collect()
         };
-        let few = interrupted(&episodes(2));
+        let few = interrupted(2, &episodes(2));
         assert!(few.starts_with("2 episodes") && few.ends_with(": e00, e01"), "{few}");
-        let many = interrupted(&episodes(NAMED + 3));
+        let many = interrupted(NAMED + 3, &episodes(NAMED + 3));
         assert!(many.starts_with("11 episodes") && many.ends_with("e07 and 3 more"), "{many}");
     }
 }

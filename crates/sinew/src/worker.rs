@@ -55,7 +55,8 @@ pub(crate) struct WorkerArgs {
     /// default: a folder in the memory of the host
     #[arg(long, value_name = "DIR")]
     weights_dir: Option<PathBuf>,
-    /// Role rollout: address at which a service of harness.type = "service" reaches the model of this worker
+    /// Role rollout: address at which a service of harness.type = "service", or agents of harness.type =
+    /// "live", reach the model of this worker
     #[arg(long, value_name = "ADDR")]
     serve: Option<SocketAddr>,
     /// Roles engine and sandbox: address to listen on
@@ -176,7 +177,7 @@ impl WorkerArgs {
             token: self.token()?,
             engines: self.engines.unwrap_or_default(),
             weights_dir: self.weights_dir.clone(),
-            serve: ServeAt::of_worker(self.serve, public, tls),
+            serve: ServeAt::of_worker(self.serve, public, &self.token_file, tls),
             patience: self.patience(),
             runtime,
             stop: Arc::clone(stop),

@@ -226,17 +226,21 @@ fn an_engine_that_dies_is_left_and_its_calls_are_repeated_elsewhere() {
     let seats = EngineSeats::new(2, known, "token");
     let engine = router(&seats);
     assert!(seats.seat(&[dies.seat(0)]).is_empty());
-    let running: Vec<_> = (0..4).map(|n| submit(&engine, n, 100)).collect();
+    let running: Vec<_> = (0..4).map(|n| submit(&engine, n, 400)).collect();
     until("all sample", || dies.routes.running() == 4);
     until("tokens came", || engine.counters().sampled_tokens > 20);
     assert!(seats.seat(&[dies.seat(0), stays.seat(1)]).is_empty());
+    until("both serve", || {
+        let engines = engine.engines();
+        engines.iter().all(|e| e.idle_because.is_none())
+    });
     drop(dies);
     for events in &running {
-        assert_eq!(versions(&tokens(events)), [3; 100]);
+        assert_eq!(versions(&tokens(events)), [3; 400]);
     }
     assert!(engine.counters().failovers > 0);
     // What was sampled before is not sampled again.
-    assert!(stays.engine.status().sampled_tokens < 400);
+    assert!(stays.engine.status().sampled_tokens < 1600);
 }
 
 #[test]

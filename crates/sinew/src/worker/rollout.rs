@@ -43,7 +43,10 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
         }
         match end {
             WorkerEnd::Drained => break ASKED,
-            WorkerEnd::RunEnded => break "the run is over",
+            WorkerEnd::RunEnded => {
+                made.run_is_over();
+                break "the run is over";
+            }
             WorkerEnd::NewOwner => say("another owner continues the run: the parts are made anew"),
         }
     };
@@ -86,6 +89,7 @@ fn works(
         options: made.options.clone(),
         slots,
         weights: made.weights.clone(),
+        agents: made.agents.clone(),
         presence: Box::new(presence),
         runtime: runtime.handle().clone(),
         notice: Duration::from_secs(args.notice_s),
