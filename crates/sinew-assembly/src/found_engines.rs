@@ -20,12 +20,12 @@ const PROBE_S: f64 = 0.5;
 /// Engines that a rollout worker samples with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum WorkerEngines {
-    /// Those of the registry if the recipe has [launch.engine], else its own
+    // Those of the registry if the recipe has `[launch.engine]`, else its own.
     #[default]
     Auto,
-    /// An engine in the worker's process
+    // An engine in the worker's process.
     Own,
-    /// Engines of the registry: processes of `sinew worker --role engine`
+    // Engines of the registry: processes of `sinew worker --role engine`.
     Roles,
 }
 

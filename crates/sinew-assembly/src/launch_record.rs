@@ -10,7 +10,7 @@ use sinew_recipe::RunPlan;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Appended to the name of a run's folder: the record is next to it, since the folder may be in a cluster only.
+/// Appended to the name of a run's folder: the record is next to it, as the folder may be in a cluster only.
 const SUFFIX: &str = ".launch.json";
 
 /// Facts by which the engine knows the run.

@@ -400,7 +400,7 @@ pub(crate) struct WorkerGateway {
 }
 
 impl WorkerGateway {
-    /// The run is over: agents that ask during the stop are told not to wait for it.
+    /// The run is over: agents that ask during the stop hear that they need not wait for it.
     pub(crate) fn run_is_over(&self) {
         self.interrupted.send_replace(false);
     }

@@ -94,7 +94,7 @@ impl std::fmt::Debug for WorkerRun {
 }
 
 impl WorkerRun {
-    /// The run is over: agents that ask while the worker ends are told not to wait for it.
+    /// The run is over: agents that ask while the worker ends hear that they need not wait for it.
     pub fn run_is_over(&self) {
         self.gateway.iter().for_each(WorkerGateway::run_is_over);
     }

@@ -3,10 +3,11 @@
 //!
 //! A router has a fixed list of engines, here *seats*: each is empty or has an engine at an address. An empty
 //! seat answers no probe, so that nothing starts there. An attempt that runs when its engine leaves its seat
-//! goes on to its end; one whose engine dies is repeated elsewhere, as with any other engine.
+//! runs to its end; one whose engine dies is repeated elsewhere, as with any other engine.
 //!
-//! Only weights that the owner announced are sampled from: by version, lineage and the hash of their manifest.
-//! Of the announced ones the last two count, so that generation goes on while the newest are loaded.
+//! Only weights that the owner announced are sampled from: by version, lineage and the hash of their
+//! manifest. Of the announced ones the last two count, so that generation continues while the newest are
+//! loaded.
 
 use crate::attempt::{Attempt, AttemptEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};

@@ -1,7 +1,7 @@
 //! The newest weights of a run behind two routes, for the rollout workers of the run: tokens in, tokens out.
 //!
-//! An answer is of the weights that its call names. At the first token of others it ends, and its caller goes
-//! on from the tokens that came. A caller that goes away ends its generation.
+//! An answer is of the weights that its call names. At the first token of others it ends, and its caller
+//! continues from the tokens that came. A caller that closes its connection ends its generation.
 
 use crate::follow::Loaded;
 use axum::body::Body;
@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 const FIRST_ID: u64 = 1 << 61;
 /// Maximum bytes of a call: a long prompt as JSON, with targets of its log-probabilities.
 const MAX_CALL: usize = 64 << 20;
-/// Maximum generations at a time; more are told to come again later.
+/// Maximum generations at a time; more are refused, and come again later.
 const MAX_RUNNING: usize = 4096;
 
 /// An engine that follows the weights of a run, for other processes.
@@ -99,7 +99,8 @@ impl EngineRoutes {
             })
         })?;
         let id = RequestId(self.next.fetch_add(1, Ordering::Relaxed));
-        // Bounded by the tokens of the call, its prompt and its end; a sink must not block, so it cannot wait.
+        // Bounded by the tokens of the call, its prompt and its end; a sink must not block, so it cannot
+        // wait.
         let most = (call.sampling.max_tokens as usize).min(self.context);
         let (to, events) = mpsc::channel(most + 3);
         let request = GenerateRequest {

@@ -1,8 +1,8 @@
 //! The engine of a worker follows the weights of the owner.
 //!
 //! New weights are loaded between two tokens. A version that cannot be fetched or verified leaves the one
-//! before in use: tickets that ask for it wait, and go to other workers. Where a service has the weights, only
-//! their address comes from the owner.
+//! before in use: tickets that ask for it wait, and go to other workers. Where a service has the weights,
+//! only their address comes from the owner.
 
 use crate::client::{DeskClient, DeskError};
 use crate::mirror::{MirrorError, WeightsMirror};

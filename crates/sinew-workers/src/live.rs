@@ -1,7 +1,7 @@
 //! Rollouts that agents open and finish at the gateway of a worker.
 //!
-//! The owner stores a finished rollout before its agent is answered, so that one which ended is never lost. An
-//! open rollout is its worker's: it ends with it, and its agent begins again elsewhere.
+//! The owner stores a finished rollout before its agent is answered, so that one which ended is never lost.
+//! An open rollout is its worker's: it ends with it, and its agent begins again elsewhere.
 
 use crate::client::DeskClient;
 use sinew_store::{

@@ -2,8 +2,8 @@
 //!
 //! Two threads: this one leases, starts, waits and acks; [`control`](crate::control) renews and hears orders.
 //! A ticket is held from its lease to its ack. A worker that dies holds it until the lease ends; one that
-//! drains finishes its episodes within the notice and returns the other tickets at once. Episodes that have not
-//! ended by then begin again elsewhere: they are counted, and the registry hears their names.
+//! drains finishes its episodes within the notice and returns the other tickets at once. Episodes that have
+//! not ended by then begin again elsewhere: they are counted, and the registry hears their names.
 
 use crate::client::{DeskClient, DeskError};
 use crate::control::{Control, ControlParts, Shared};

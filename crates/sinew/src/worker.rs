@@ -3,7 +3,7 @@
 //! | role | what it does | ends |
 //! |---|---|---|
 //! | `rollout` | runs episodes with weights that follow the run's | with the run, or when it is asked to |
-//! | `engine` | serves the run's newest weights to its rollout workers, and to clients with its token | as above |
+//! | `engine` | serves the run's newest weights to its workers, and to clients with its token | as above |
 //! | `scorer` | scores rows of a queue by the recipe's reward | when it is asked to |
 //! | `sandbox` | serves sandboxes, as `sinew serve --sandbox-only` | when it is asked to |
 //!
@@ -48,7 +48,8 @@ pub(crate) struct WorkerArgs {
     /// Role rollout: episodes at the same time; default: rollout.max_in_flight of the recipe, at most 32
     #[arg(long, value_parser = crate::at_least_one)]
     slots: Option<usize>,
-    /// Role rollout: engines that sample its episodes
+    /// Role rollout: engines that sample its episodes: its own, or roles of the registry; auto, the default:
+    /// roles if the recipe has `[launch.engine]`
     #[arg(long, value_enum, value_name = "WHICH")]
     engines: Option<WorkerEngines>,
     /// Roles rollout and engine: folder of this host for the run's weights, which all of its workers share;

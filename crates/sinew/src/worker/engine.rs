@@ -1,5 +1,5 @@
-//! `sinew worker --role engine`: the newest weights of a run, for its rollout workers by tokens, and for other
-//! clients behind the APIs of model providers.
+//! `sinew worker --role engine`: the newest weights of a run, for its rollout workers by tokens, and for
+//! other clients behind the APIs of model providers.
 
 use super::presence::{Beats, RolePresence};
 use super::{WorkerArgs, begin, no_address, refused};
