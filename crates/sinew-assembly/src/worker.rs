@@ -315,6 +315,8 @@ pub struct FollowedEngine {
     pub engine: Arc<dyn Engine>,
     /// Tokenizer and chat template of its model.
     pub renderer: Arc<dyn Renderer>,
+    /// Number of token ids of its model.
+    pub vocab: usize,
     /// Its weights.
     pub loaded: Loaded,
     /// The recipe of the owner.
@@ -366,6 +368,7 @@ pub fn follow_engine(
     Ok(Some(FollowedEngine {
         engine: made.engine,
         renderer,
+        vocab: model_config(&recipe)?.vocab,
         loaded,
         recipe,
         _following: made.following,

@@ -215,8 +215,13 @@ impl Registry {
         if let Some(cause) = &mut heartbeat.cause {
             cut(cause, MAX_CAUSE_BYTES);
         }
-        let first = heartbeat.cause.clone().filter(|_| slot.cause.is_none());
-        slot.cause = slot.cause.take().or_else(|| first.clone());
+        let heard = slot.heartbeat.cause.take();
+        let new = |cause: &String| slot.cause.is_none() && heard.as_ref() != Some(cause);
+        let first = heartbeat.cause.clone().filter(new);
+        // The last words of a role that drains are no failure: only an event has them.
+        if slot.state != RoleState::Draining {
+            slot.cause = slot.cause.take().or_else(|| first.clone());
+        }
         slot.heartbeat = heartbeat;
         slot.seen_ms = now_ms;
         if first.is_some() {

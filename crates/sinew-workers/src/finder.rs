@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const WAIT: Duration = Duration::from_secs(1);
 /// Interval between two looks at the registry.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval of warnings while no engine is there.
+const REMIND_EVERY: Duration = Duration::from_secs(30);
 /// Pause after an owner that gave no answer.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -85,6 +87,7 @@ impl Drop for EngineFinder {
 /// Looks until it is stopped. While the owner gives no answer, engines and weights stay as they are.
 fn find(mut parts: FinderParts, stop: &AtomicBool) {
     let (mut looked, mut silent) = (None::<Instant>, false);
+    let mut empty = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
             looked = Some(Instant::now());
@@ -97,6 +100,12 @@ fn find(mut parts: FinderParts, stop: &AtomicBool) {
             silent = found.is_err();
             for fault in found.iter().flat_map(|engines| parts.seats.seat(engines)) {
                 tracing::warn!(%fault, "an engine of the registry has an address that is none");
+            }
+            if parts.seats.taken() > 0 {
+                empty = Instant::now();
+            } else if empty.elapsed() >= REMIND_EVERY {
+                empty = Instant::now();
+                tracing::warn!("the registry has no engine that may be asked: episodes wait");
             }
         }
         match parts.owner.weights(&parts.seen, WAIT) {

@@ -58,13 +58,11 @@ impl WorkerWeights {
         }
     }
 
-    /// Reason why the newest weights are not in use, if that is so.
+    /// Reason why the newest weights are not in use, if that is so and this process's own affair.
     pub(crate) fn cause(&self) -> Option<String> {
         match self {
             Self::Followed(loaded) => loaded.cause(),
-            Self::Servers => None,
-            Self::Found(found) if served(&found.engines()).is_some() => None,
-            Self::Found(_) => Some("no engine of the registry has weights to sample with".to_owned()),
+            Self::Servers | Self::Found(_) => None,
         }
     }
 }

@@ -81,8 +81,8 @@ fn ended(args: &WorkerArgs, cut: usize) {
 /// The engine by tokens, for the rollout workers of the run.
 fn routes(made: &FollowedEngine) -> EngineRoutes {
     let context = made.recipe.rollout.max_context_tokens as usize;
-    let vocab = made.renderer.vocab_size();
-    EngineRoutes::new(Arc::clone(&made.engine), made.loaded.clone(), context, vocab)
+    let (engine, loaded) = (Arc::clone(&made.engine), made.loaded.clone());
+    EngineRoutes::new(engine, loaded, context, made.vocab)
 }
 
 /// The gateway of an engine; the token of the run is the key of its clients.

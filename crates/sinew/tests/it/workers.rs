@@ -299,7 +299,7 @@ fn agents_that_open_rollouts_at_workers_are_trained() {
 }
 
 #[test]
-fn gateways_of_live_agents_are_the_workers_alone() {
+fn live_agents_need_the_addresses_of_workers() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = live_recipe(dir.path());
     let mut train = sinew();
