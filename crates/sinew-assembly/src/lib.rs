@@ -15,7 +15,7 @@
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `listen` | none | TLS of listeners, trusted authorities |
 //! | `launch` | `launch` | launchers, the supervisor of an owner, owners elsewhere |
-//! | `launch_record` | `launch` | what finds the jobs of a run whose owner does not answer |
+//! | `launch_record`, `launch_jobs` | `launch` | the jobs of a run whose owner does not answer |
 //! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `chat_server` | `rollout` | servers that only chat, for measurements |
@@ -65,6 +65,7 @@ mod harness;
 mod judge;
 mod judge_settings;
 mod launch;
+mod launch_jobs;
 mod launch_record;
 mod learner;
 pub mod levels;
@@ -113,7 +114,7 @@ pub use launch::{
     OwnerLaunch, control_address, control_limits, control_token, kubernetes_token_file, launch_on,
     launch_owner, launched_name, launcher, owner_url, supervise,
 };
-pub use launch_record::{EndedJob, end_jobs};
+pub use launch_jobs::{EndedJob, end_jobs};
 pub use learner::train_worker;
 pub use listen::{CertificateFiles, TlsArgs, host_certificate, reached_at, trust_authorities};
 pub use live::ServeAt;

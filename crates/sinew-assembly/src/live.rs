@@ -392,7 +392,7 @@ impl LiveInbox for Inbox {
 
 /// The gateway of a worker for agents; dropped, it stops.
 pub(crate) struct WorkerGateway {
-    pub(crate) agents: Arc<GatewayAgents>,
+    agents: Arc<GatewayAgents>,
     /// Says whether the run is over when the gateway stops.
     interrupted: watch::Sender<bool>,
     /// Listens until it is dropped. Only dropping it uses it.
@@ -400,6 +400,11 @@ pub(crate) struct WorkerGateway {
 }
 
 impl WorkerGateway {
+    /// The agents at it.
+    pub(crate) fn agents(&self) -> Arc<dyn LiveAgents> {
+        Arc::<GatewayAgents>::clone(&self.agents)
+    }
+
     /// The run is over: agents that ask during the stop hear that they need not wait for it.
     pub(crate) fn run_is_over(&self) {
         self.interrupted.send_replace(false);
@@ -473,7 +478,7 @@ impl RolloutHooks for WorkerHooks {
 }
 
 /// Agents at the gateway of a worker.
-pub(crate) struct GatewayAgents {
+struct GatewayAgents {
     gateway: Gateway,
     opened: Arc<AtomicU64>,
     leaves: Arc<AtomicBool>,

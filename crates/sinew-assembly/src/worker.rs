@@ -5,7 +5,7 @@ use crate::env::in_run_world;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::found_engines::{self, WorkerEngines};
-use crate::live::{self, GatewayAgents, WorkerGateway};
+use crate::live::{self, WorkerGateway};
 use crate::model::{check_context, model_config, renderer};
 use crate::owner::{BUILD, parts as own_parts};
 use crate::run_pins::{reward_versions, versions};
@@ -110,17 +110,7 @@ pub fn join(
     terms: &RunTerms,
     options: &WorkerOptions,
 ) -> Result<Option<WorkerRun>, Failure> {
-    // Before anything is read: another program may not even read the recipe.
-    if terms.build != BUILD {
-        terms
-            .check(BUILD, &terms.parts)
-            .map_err(|e| Failure::outside(format!("--owner: {e}")))?;
-    }
-    let recipe = RunPlan::parse(
-        Path::new("recipe of the owner"),
-        &terms.recipe,
-        ENVIRONMENTS,
-    )?;
+    let recipe = recipe_of(terms)?;
     let scratch = tempfile::Builder::new().prefix("sinew-worker-").tempdir();
     let scratch = scratch.map_err(|e| Failure::system(format!("folder of a worker: {e}")))?;
     let dir = RunDir::open(&scratch.path().join(&terms.run), &recipe, None)?;
@@ -146,10 +136,9 @@ pub fn join(
         .map_err(|e| Failure::outside(format!("--owner: {e}")))?;
     let device = engine::threads(&recipe, &device()?);
     let roles = options.engines.are_roles(&recipe)?;
-    let made = if roles {
-        found(owner, options, &recipe)?
-    } else {
-        sampler(owner, terms, options, &recipe, &renderer, &device)?
+    let made = match () {
+        () if roles => found(owner, options, &recipe)?,
+        () => sampler(owner, terms, options, &recipe, &renderer, &device)?,
     };
     let Some(made) = made else {
         return Ok(None);
@@ -166,10 +155,7 @@ pub fn join(
     let options = plan::trained_options(&recipe);
     let gateway = live::on_worker(&recipe, &session, &episode, &options, owner)?;
     drop(session);
-    let agents = gateway.as_ref().map(|gateway| {
-        let agents: Arc<dyn LiveAgents> = Arc::<GatewayAgents>::clone(&gateway.agents);
-        agents
-    });
+    let agents = gateway.as_ref().map(WorkerGateway::agents);
     Ok(Some(WorkerRun {
         episode,
         options,
@@ -185,8 +171,17 @@ pub fn join(
     }))
 }
 
+/// The recipe of an owner. Its program must be this one: another may not even read it.
+fn recipe_of(terms: &RunTerms) -> Result<RunPlan, Failure> {
+    terms
+        .check(BUILD, &terms.parts)
+        .map_err(|e| Failure::outside(format!("--owner: {e}")))?;
+    let place = Path::new("recipe of the owner");
+    Ok(RunPlan::parse(place, &terms.recipe, ENVIRONMENTS)?)
+}
+
 /// The engine of a worker, and what keeps its weights new.
-pub(crate) struct WorkerEngine {
+struct WorkerEngine {
     engine: Arc<dyn Engine>,
     weights: WorkerWeights,
     following: Option<Following>,
@@ -344,20 +339,13 @@ pub fn follow_engine(
     terms: &RunTerms,
     options: &WorkerOptions,
 ) -> Result<Option<FollowedEngine>, Failure> {
-    terms
-        .check(BUILD, &terms.parts)
-        .map_err(|e| Failure::outside(format!("--owner: {e}")))?;
+    let recipe = recipe_of(terms)?;
     if !terms.weights {
         return Err(Failure::input(
             "--role engine: the engines of this run are servers, which get their weights from its owner\n  hint: add \
              their addresses to engine.url of the recipe",
         ));
     }
-    let recipe = RunPlan::parse(
-        Path::new("recipe of the owner"),
-        &terms.recipe,
-        ENVIRONMENTS,
-    )?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let device = device()?;
     let made = sampler(owner, terms, options, &recipe, &renderer, &device)?;

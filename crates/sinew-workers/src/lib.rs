@@ -9,7 +9,7 @@
 //! | `rollouts` | owner | [`RemoteRollouts`]: the port of rollouts over the queue |
 //! | `desk`, `loads` | owner | [`Desk`]: facts, orders and weights over HTTP; counters of all workers |
 //! | `listener` | owner | [`OwnerListener`]: one address for tickets, desk and the registry of roles |
-//! | `live` | both | rollouts of agents at the gateways of workers |
+//! | `live`, `owner_traces` | both | rollouts of agents at the gateways of workers |
 //! | `weights` | owner | publishes versions and names them at the desk |
 //! | `client` | worker | [`DeskClient`] |
 //! | `engine_routes` | engine | an engine of the run behind two routes, for the workers of the run |
@@ -40,6 +40,7 @@ mod listener;
 mod live;
 mod loads;
 mod mirror;
+mod owner_traces;
 mod presence;
 mod rollouts;
 #[cfg(test)]
@@ -60,8 +61,9 @@ pub use follow::{
     first_mark, first_weights,
 };
 pub use listener::{ListenerParts, OwnerListener};
-pub use live::{LiveAgents, LiveInbox, OwnerTraces};
+pub use live::{LiveAgents, LiveInbox};
 pub use mirror::{MirrorError, WeightsMirror};
+pub use owner_traces::OwnerTraces;
 pub use presence::{Presence, PresenceOrder, WorkerStatus};
 pub use rollouts::{RemoteParts, RemoteRollouts};
 pub use terms::{OtherPart, PublishedMark, RunTerms, TicketOrders, WorkerReading, WorkerReport};

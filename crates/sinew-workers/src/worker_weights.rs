@@ -2,7 +2,8 @@
 
 use crate::follow::Loaded;
 use crate::ticket::Ticket;
-use sinew_engines::{EngineView, RemoteEngine};
+use sinew_engines::RemoteEngine;
+use sinew_engines::route::EngineView;
 use sinew_types::Engine;
 use std::sync::Arc;
 

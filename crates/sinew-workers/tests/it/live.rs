@@ -123,7 +123,7 @@ fn rollout(id: &str, run: &str, version: u64, ids: &[u32]) -> Trace {
     let mut turn = Node::given(0, 1, TokenKind::Sampled, ids.to_vec(), Vec::new());
     turn.logprobs = vec![-0.5; ids.len()];
     turn.temperature = 1.0;
-    turn.versions = VersionSpan::whole(ids.len() as u32, PolicyVersion(version));
+    turn.versions = VersionSpan::whole(ids.len(), PolicyVersion(version));
     trace.nodes = vec![prompt, turn];
     trace
 }
