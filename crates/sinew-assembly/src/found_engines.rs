@@ -8,7 +8,9 @@ use sinew_control::{OwnerClient, RoleKind, RoleState, RoleView};
 use sinew_engines::{EngineAddress, EngineSeats, KnownWeights, RemoteEngine};
 use sinew_recipe::RunPlan;
 use sinew_types::WeightsId;
-use sinew_workers::{DeskClient, EngineDirectory, EngineFinder, FinderParts, first_mark};
+use sinew_workers::{
+    DeskClient, DirectoryError, EngineDirectory, EngineFinder, FinderParts, first_mark,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,9 +97,10 @@ pub(crate) fn find(
 struct Registry(OwnerClient);
 
 impl EngineDirectory for Registry {
-    fn engines(&mut self) -> Result<Vec<EngineAddress>, String> {
+    fn engines(&mut self) -> Result<Vec<EngineAddress>, DirectoryError> {
         let page = self.0.page(Some(RoleKind::Engine));
-        let roles = page.map_err(|e| e.to_string())?.roles.into_iter();
+        let page = page.map_err(|e| DirectoryError(e.to_string()))?;
+        let roles = page.roles.into_iter();
         Ok(roles.filter_map(|role| address_of(&role)).collect())
     }
 }

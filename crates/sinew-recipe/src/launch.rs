@@ -375,7 +375,7 @@ mod tests {
         let mut plan = parse("").unwrap();
         plan.engine_roles().unwrap();
         plan.engine.kind = crate::EngineType::Vllm;
-        let why = plan.engine_roles().unwrap_err();
+        let why = plan.engine_roles().unwrap_err().to_string();
         assert!(why.contains("\"vllm\" has engines of its own"), "{why}");
     }
 

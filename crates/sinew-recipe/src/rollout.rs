@@ -320,6 +320,19 @@ fn place(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
+/// Reasons for which roles cannot be the engines of a run's workers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoEngineRoles {
+    /// The run has other engines, of this type.
+    #[error("engine.type = {0:?} has engines of its own: roles are engines of type \"embedded\"")]
+    Kind(&'static str),
+    /// Its tokens are drawn from masks.
+    #[error(
+        "rollout.format: training needs the masks of its tokens, which stay in the process of an engine"
+    )]
+    Format,
+}
+
 impl RunPlan {
     /// Whether engines of other processes can follow the weights of the run.
     fn follows_elsewhere(&self) -> bool {
@@ -329,20 +342,14 @@ impl RunPlan {
     /// Whether roles can be the engines of the run's workers.
     ///
     /// # Errors
-    /// The reason why not, in words.
-    pub fn engine_roles(&self) -> Result<(), String> {
+    /// The reason why not.
+    pub fn engine_roles(&self) -> Result<(), NoEngineRoles> {
         let kind = self.engine.kind;
         if kind != EngineType::Embedded {
-            return Err(format!(
-                "engine.type = \"{}\" has engines of its own: roles are engines of type \"embedded\"",
-                kind.name()
-            ));
+            return Err(NoEngineRoles::Kind(kind.name()));
         }
         if self.rollout.format.is_some() {
-            return Err(
-                "rollout.format: training needs the masks of its tokens, which stay in the process of an engine"
-                    .to_owned(),
-            );
+            return Err(NoEngineRoles::Format);
         }
         Ok(())
     }

@@ -18,13 +18,18 @@ const REMIND_EVERY: Duration = Duration::from_secs(30);
 /// Pause after an owner that gave no answer.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// The registry gave no answer, with the reason in words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the registry of engines does not answer: {0}")]
+pub struct DirectoryError(pub String);
+
 /// The registry, as far as engines are concerned. Calls may block for seconds.
 pub trait EngineDirectory: Send {
     /// The engines that may be asked now.
     ///
     /// # Errors
-    /// If the registry does not answer, with the reason in words.
-    fn engines(&mut self) -> Result<Vec<EngineAddress>, String>;
+    /// If the registry does not answer.
+    fn engines(&mut self) -> Result<Vec<EngineAddress>, DirectoryError>;
 }
 
 /// Parts of a finder.
@@ -92,10 +97,10 @@ fn find(mut parts: FinderParts, stop: &AtomicBool) {
         if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
             looked = Some(Instant::now());
             let found = parts.directory.engines();
-            if let Err(why) = &found
+            if let Err(error) = &found
                 && !silent
             {
-                tracing::warn!(why, "the registry of engines does not answer");
+                tracing::warn!(%error, "engines stay as they are");
             }
             silent = found.is_err();
             for fault in found.iter().flat_map(|engines| parts.seats.seat(engines)) {

@@ -55,7 +55,7 @@ pub use client::{DeskClient, DeskError, FilePart};
 pub use core::{MAX_REFUSALS, TicketCore};
 pub use desk::Desk;
 pub use engine_routes::EngineRoutes;
-pub use finder::{EngineDirectory, EngineFinder, FinderParts};
+pub use finder::{DirectoryError, EngineDirectory, EngineFinder, FinderParts};
 pub use follow::{
     FirstWeights, FollowParts, Following, Loaded, ServiceWeights, WeightsOrigin, at_service,
     first_mark, first_weights,
