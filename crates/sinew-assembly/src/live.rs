@@ -64,6 +64,9 @@ pub struct ServeAt {
     /// TLS of the run's listeners.
     #[command(flatten)]
     pub tls: TlsArgs,
+    /// They are those of a worker, which has only a gateway.
+    #[arg(skip)]
+    of_worker: bool,
 }
 
 impl ServeAt {
@@ -92,8 +95,7 @@ impl ServeAt {
     pub fn address(&self, recipe: &RunPlan) -> Result<Option<SocketAddr>, Failure> {
         let harness = &recipe.harness;
         let kind = harness.name();
-        // A worker has no address of this kind.
-        let owns = self.control.is_some();
+        let owns = !self.of_worker && (self.control.is_some() || recipe.launch.is_some());
         let elsewhere = owns && recipe.rollout.place == RolloutPlace::Workers;
         if let (None, None, Some(file)) = (self.serve, self.control, &self.control_token_file) {
             return Err(Failure::input(format!(
@@ -144,6 +146,7 @@ impl ServeAt {
             public_url,
             control_token_file: serve.map(|_| token_file.to_owned()),
             tls,
+            of_worker: true,
             ..Self::default()
         }
     }
