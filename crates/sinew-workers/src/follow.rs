@@ -1,13 +1,14 @@
 //! The engine of a worker follows the weights of the owner.
 //!
 //! New weights are loaded between two tokens. A version that cannot be fetched or verified leaves the one
-//! before in use: tickets that ask for it wait, and go to other workers.
+//! before in use: tickets that ask for it wait, and go to other workers. Where a service has the weights,
+//! only their address comes from the owner.
 
-use crate::client::DeskClient;
+use crate::client::{DeskClient, DeskError};
 use crate::mirror::{MirrorError, WeightsMirror};
 use crate::terms::PublishedMark;
 use sinew_engines::{FollowedWeights, WeightsFollower};
-use sinew_types::{Engine, WeightsId};
+use sinew_types::{Engine, TensorSource, TensorView, WeightsId};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -21,7 +22,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Weights of an engine, and the reason why it has no newer ones.
 #[derive(Debug, Default)]
 struct LoadedState {
-    id: Option<WeightsId>,
+    /// Version and lineage, and the hash of their manifest.
+    mark: Option<(WeightsId, String)>,
     cause: Option<String>,
 }
 
@@ -32,7 +34,12 @@ pub struct Loaded(Arc<Mutex<LoadedState>>);
 impl Loaded {
     /// The weights that sample now.
     pub fn get(&self) -> Option<WeightsId> {
-        self.state().id
+        self.mark().map(|(id, _)| id)
+    }
+
+    /// The weights that sample now, with the hash of their manifest.
+    pub fn mark(&self) -> Option<(WeightsId, String)> {
+        self.state().mark.clone()
     }
 
     /// Reason why the newest weights are not in use, if that is so.
@@ -40,10 +47,10 @@ impl Loaded {
         self.state().cause.clone()
     }
 
-    /// The engine samples with these weights from now on.
-    pub fn set(&self, id: WeightsId) {
+    /// The engine samples with these weights from now on. `manifest` is the hash of their manifest.
+    pub fn set(&self, id: WeightsId, manifest: &str) {
         *self.state() = LoadedState {
-            id: Some(id),
+            mark: Some((id, manifest.to_owned())),
             cause: None,
         };
     }
@@ -61,6 +68,45 @@ impl Loaded {
 
 /// Weights that a worker begins with, and their mark.
 pub type FirstWeights = (FollowedWeights, PublishedMark);
+
+/// Weights at a service: their address, and no tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceWeights(pub String);
+
+impl TensorSource for ServiceWeights {
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
+        None
+    }
+
+    fn address(&self) -> Option<&str> {
+        Some(&self.0)
+    }
+}
+
+/// Waits for the announcement of weights until the patience ends or `stop` is true; `None` then.
+///
+/// # Errors
+/// If the owner refuses.
+pub fn first_mark(
+    owner: &DeskClient,
+    patience: Duration,
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<PublishedMark>, DeskError> {
+    let end = Instant::now() + patience;
+    while !stop() && Instant::now() < end {
+        match owner.weights("", WAIT) {
+            Ok(Some(mark)) => return Ok(Some(mark)),
+            Ok(None) => {}
+            Err(error) if error.may_pass() => std::thread::sleep(PAUSE),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
 
 /// Waits for published weights until the patience ends or `stop` is true; `None` then.
 ///
@@ -107,6 +153,71 @@ fn fetched(
     Ok(Some((follower.look()?, mark)))
 }
 
+/// Origin of the weights that an owner announces.
+#[derive(Debug)]
+pub enum WeightsOrigin {
+    /// The owner's folder.
+    Folder {
+        /// Folder of this host with its weights.
+        mirror: WeightsMirror,
+        /// Reads the folder, and has given the first weights.
+        follower: WeightsFollower,
+    },
+    /// A service, at the address that the owner names.
+    Service,
+}
+
+/// New weights, and their mark; none if they were given out before.
+type NewWeights = (Option<(WeightsId, Arc<dyn TensorSource>)>, PublishedMark);
+
+impl WeightsOrigin {
+    /// Weights that are others than `seen`, if there are some within the wait.
+    fn fetched(
+        &mut self,
+        owner: &DeskClient,
+        seen: &str,
+    ) -> Result<Option<NewWeights>, MirrorError> {
+        match self {
+            Self::Folder { mirror, follower } => {
+                let found = fetched(owner, mirror, follower, seen)?;
+                Ok(found.map(|(weights, mark)| {
+                    let weights = weights.map(|weights| {
+                        let id = weights.id();
+                        (id, Arc::new(weights) as Arc<dyn TensorSource>)
+                    });
+                    (weights, mark)
+                }))
+            }
+            Self::Service => {
+                let mark = owner.weights(seen, WAIT)?.filter(|m| m.manifest != seen);
+                let Some(mark) = mark else { return Ok(None) };
+                let weights = at_service(&mark)?;
+                Ok(Some((Some(weights), mark)))
+            }
+        }
+    }
+
+    /// Weights that were given out are given out once more.
+    fn again(&mut self) {
+        if let Self::Folder { mirror, follower } = self {
+            *follower = mirror.follower();
+        }
+    }
+}
+
+/// The weights of a mark that names an address at a service.
+///
+/// # Errors
+/// If it names none.
+pub fn at_service(mark: &PublishedMark) -> Result<(WeightsId, Arc<dyn TensorSource>), MirrorError> {
+    let id = mark.id.parse::<WeightsId>()?;
+    let address = mark.address.clone().ok_or_else(|| MirrorError::Manifest {
+        id: mark.id.clone(),
+        why: "the owner names no address of them at a service".to_owned(),
+    })?;
+    Ok((id, Arc::new(ServiceWeights(address))))
+}
+
 /// A thread that loads new weights into an engine. Dropping it ends it within a second or two.
 #[derive(Debug)]
 pub struct Following {
@@ -118,10 +229,8 @@ pub struct Following {
 pub struct FollowParts {
     /// The owner.
     pub owner: Arc<DeskClient>,
-    /// Folder of this host with its weights.
-    pub mirror: WeightsMirror,
-    /// Reads the folder, and has given the first weights.
-    pub follower: WeightsFollower,
+    /// Origin of its weights.
+    pub origin: WeightsOrigin,
     /// Mark of the first weights, which the engine has.
     pub first: PublishedMark,
     /// Engine that gets the weights.
@@ -171,24 +280,28 @@ fn follow(mut parts: FollowParts, stop: &AtomicBool) {
     let mut seen = parts.first.manifest.clone();
     let mut last = None;
     while !stop.load(Ordering::Relaxed) {
-        let found = fetched(&parts.owner, &parts.mirror, &mut parts.follower, &seen);
+        let found = parts.origin.fetched(&parts.owner, &seen);
         let why = match found {
             Ok(None) => continue,
             Ok(Some((None, mark))) => {
+                // They were loaded under an earlier mark: another worker of the host was faster.
+                let loaded = parts.loaded.get();
+                let named = mark.id.parse::<WeightsId>();
+                if let Some(id) = loaded.filter(|id| named.is_ok_and(|named| named == *id)) {
+                    parts.loaded.set(id, &mark.manifest);
+                }
                 seen = mark.manifest;
                 continue;
             }
-            Ok(Some((Some(weights), mark))) => {
-                let id = weights.id();
-                match parts.engine.load_weights(id.version, Arc::new(weights)) {
+            Ok(Some((Some((id, weights)), mark))) => {
+                match parts.engine.load_weights(id.version, weights) {
                     Ok(()) => {
-                        parts.loaded.set(id);
+                        parts.loaded.set(id, &mark.manifest);
                         (seen, last) = (mark.manifest, None);
                         continue;
                     }
                     Err(e) => {
-                        // It gives them out once more.
-                        parts.follower = parts.mirror.follower();
+                        parts.origin.again();
                         e.to_string()
                     }
                 }
@@ -205,5 +318,44 @@ fn follow(mut parts: FollowParts, stop: &AtomicBool) {
         }
         last = Some(why);
         std::thread::sleep(PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(address: Option<&str>) -> PublishedMark {
+        PublishedMark {
+            id: "v00000003-0000000a".into(),
+            manifest: "aa".into(),
+            address: address.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn weights_at_a_service_need_their_address() {
+        let (id, weights) = at_service(&mark(Some("tinker://run/weights/3"))).unwrap();
+        assert_eq!(id.version.0, 3);
+        assert_eq!(weights.address(), Some("tinker://run/weights/3"));
+        assert!(weights.names().is_empty());
+        let missing = at_service(&mark(None)).err().unwrap().to_string();
+        assert!(missing.contains("v00000003-0000000a"), "{missing}");
+        let unnamed = PublishedMark {
+            id: "3".into(),
+            ..mark(Some("tinker://x"))
+        };
+        assert!(at_service(&unnamed).is_err());
+    }
+
+    #[test]
+    fn loaded_weights_have_a_manifest_and_end_an_earlier_cause() {
+        let loaded = Loaded::default();
+        assert_eq!((loaded.get(), loaded.mark()), (None, None));
+        loaded.keep("no memory".into());
+        let id = "v3-0000000a".parse::<WeightsId>().unwrap();
+        loaded.set(id, "aa");
+        assert_eq!(loaded.mark(), Some((id, "aa".to_owned())));
+        assert_eq!((loaded.get(), loaded.cause()), (Some(id), None));
     }
 }
