@@ -17,9 +17,13 @@ use serde_json::{Map, json};
 use sinew_types::{Message, Role, ToolSpec};
 use std::fmt::Write as _;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Maximum operations to render a conversation. Templates are untrusted.
 const FUEL: u64 = 20_000_000;
+/// The error of a template that the engine cannot render.
+const ENGINE_FAILS: &str = "the template engine fails on these messages, for instance because the template \
+     reverses an empty list or text";
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -140,10 +144,14 @@ impl ChatTemplate {
             eos_token => self.eos_token.as_str(),
             ..Value::from(Serde(&self.options))
         };
-        self.environment
-            .get_template("chat")
-            .and_then(|template| template.render(variables))
-            .map_err(|e| failed(&e))
+        // A template is untrusted, and a slice backwards over an empty list or text panics in the engine.
+        let rendered = catch_unwind(AssertUnwindSafe(|| {
+            let template = self.environment.get_template("chat")?;
+            template.render(variables)
+        }));
+        let failure = || Error::new(ErrorKind::InvalidOperation, ENGINE_FAILS);
+        let rendered = rendered.unwrap_or_else(|_| Err(failure()));
+        rendered.map_err(|e| failed(&e))
     }
 }
 
@@ -707,6 +715,19 @@ mod tests {
         let source = "{% if tools is iterable and tools | length > 0 %}x{% endif %}\
                       {% if 'a' is iterable and messages is iterable %}y{% endif %}";
         assert_eq!(template(source).render(&[], &[], false).unwrap(), "y");
+    }
+
+    #[test]
+    fn a_failure_of_the_engine_is_an_error() {
+        for source in [
+            "{{ messages[0].content[::-1] }}",
+            "{{ messages[1:][::-1] | list }}",
+        ] {
+            let error = template(source).render(&user(""), &[], false).unwrap_err();
+            assert!(error.to_string().contains(ENGINE_FAILS), "{error}");
+        }
+        let text = template("{{ messages[0].content[::-1] }}").render(&user("ab"), &[], false);
+        assert_eq!(text.unwrap(), "ba");
     }
 
     #[test]
