@@ -5,6 +5,7 @@
 
 use crate::chat::{ChatConfig, ChatRenderer};
 use crate::error::RenderError;
+use crate::format::TurnEnds;
 use crate::template::ChatTemplate;
 use crate::tokenizer::{GgufVocab, Tokenizer};
 use serde_json::{Map, Value};
@@ -126,7 +127,9 @@ fn end_mark(source: &str, options: &Map<String, Value>) -> Option<String> {
     let (_, end) = text.trim_end().rsplit_once(ANSWER)?;
     let mark = &end[end.rfind('<')?..];
     let whole = mark.ends_with('>') && !mark.contains(char::is_whitespace);
-    whole.then(|| mark.to_owned())
+    // A mark that only closes a turn in the history ends no generation.
+    let ends = !TurnEnds::of_template(source).closes.contains(&mark);
+    (whole && ends).then(|| mark.to_owned())
 }
 
 impl ChatRenderer {
