@@ -586,17 +586,29 @@ fn gemini_cli_in_the_sandbox() {
     in_the_sandbox(&sinew_agents::GEMINI_CLI, &packages(), TURNS);
 }
 
-/// All agents, one after the other: a quarter of an hour, and 2 GB of packages.
-#[test]
-fn all_agents_for_thirty_turns() {
+/// Runs all agents, one after the other, if their folder is given: minutes, and 2 GB of packages.
+fn all_agents(run: impl Fn(&Agent, &Path)) {
     let Some(folder) = std::env::var_os("SINEW_CLI_AGENTS") else {
         return;
     };
     let folder = Path::new(&folder).canonicalize().unwrap();
-    for agent in AGENTS {
-        for model in [Model::Plain, Model::Qwen35, Model::Glm47] {
-            over_the_network(agent, &folder, LONG, model);
-        }
-        in_the_sandbox(agent, &folder, LONG);
-    }
+    AGENTS.iter().for_each(|agent| run(agent, &folder));
+}
+
+#[test]
+fn all_agents_for_thirty_turns() {
+    all_agents(|agent, folder| {
+        over_the_network(agent, folder, LONG, Model::Plain);
+        in_the_sandbox(agent, folder, LONG);
+    });
+}
+
+#[test]
+fn all_agents_with_the_template_of_qwen() {
+    all_agents(|agent, folder| over_the_network(agent, folder, LONG, Model::Qwen35));
+}
+
+#[test]
+fn all_agents_with_the_template_of_glm() {
+    all_agents(|agent, folder| over_the_network(agent, folder, LONG, Model::Glm47));
 }
