@@ -7,9 +7,10 @@ use crate::client::DeskClient;
 use crate::mirror::{MirrorError, WeightsMirror};
 use crate::terms::PublishedMark;
 use sinew_engines::{FollowedWeights, WeightsFollower};
+use sinew_rollout::Hop;
 use sinew_types::{Engine, WeightsId};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,16 +24,31 @@ const PAUSE: Duration = Duration::from_millis(200);
 struct LoadedState {
     id: Option<WeightsId>,
     cause: Option<String>,
+    /// Versions that were followed, with the seconds from the owner's word to their first token.
+    hop: Hop,
 }
 
 /// The weights with which a worker's engine samples. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Loaded(Arc<Mutex<LoadedState>>);
+pub struct Loaded(Arc<(Mutex<LoadedState>, Condvar)>);
 
 impl Loaded {
     /// The weights that sample now.
     pub fn get(&self) -> Option<WeightsId> {
         self.state().id
+    }
+
+    /// Versions that were followed, and the seconds of fetching, verifying and loading them.
+    pub fn hop(&self) -> Hop {
+        self.state().hop
+    }
+
+    /// Waits until other weights than `seen` sample, at most for a time.
+    pub fn wait_for_other(&self, seen: Option<WeightsId>, at_most: Duration) {
+        let state = self.state();
+        let same = |state: &mut LoadedState| state.id == seen;
+        // A poisoned lock is usable, and the end of the wait is no error.
+        drop(self.0.1.wait_timeout_while(state, at_most, same));
     }
 
     /// Reason why the newest weights are not in use, if that is so.
@@ -42,10 +58,17 @@ impl Loaded {
 
     /// The engine samples with these weights from now on.
     pub fn set(&self, id: WeightsId) {
-        *self.state() = LoadedState {
-            id: Some(id),
-            cause: None,
-        };
+        {
+            let mut state = self.state();
+            (state.id, state.cause) = (Some(id), None);
+        }
+        self.0.1.notify_all();
+    }
+
+    /// As [`Self::set`], of weights of which this worker heard at a moment.
+    fn set_since(&self, id: WeightsId, heard: Instant) {
+        self.state().hop.call(1, heard.elapsed().as_secs_f64());
+        self.set(id);
     }
 
     fn keep(&self, why: String) {
@@ -55,7 +78,7 @@ impl Loaded {
 
     /// Every change is one assignment, so a poisoned lock is usable.
     fn state(&self) -> MutexGuard<'_, LoadedState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -77,7 +100,11 @@ pub fn first_weights(
     let mut last = None;
     while !stop() && Instant::now() < end {
         match fetched(owner, mirror, follower, "") {
-            Ok(Some((Some(first), mark))) => return Ok(Some((first, mark))),
+            Ok(Some(Fetched {
+                weights: Some(first),
+                mark,
+                ..
+            })) => return Ok(Some((first, mark))),
             Ok(_) => {}
             Err(MirrorError::Desk(error)) if !(error.may_pass() || error.is_gone()) => {
                 return Err(error.into());
@@ -91,20 +118,33 @@ pub fn first_weights(
     last.filter(|_| !stop()).map_or(Ok(None), Err)
 }
 
-/// The mark of weights that are others than `seen`, if there are some within the wait, and the weights. The
-/// latter are missing if the follower gave them out before.
+/// Weights that an owner named.
+struct Fetched {
+    /// Missing if the follower gave them out before.
+    weights: Option<FollowedWeights>,
+    mark: PublishedMark,
+    /// Time at which the owner named them.
+    heard: Instant,
+}
+
+/// Weights that are others than `seen`, if there are some within the wait.
 fn fetched(
     owner: &DeskClient,
     mirror: &WeightsMirror,
     follower: &mut WeightsFollower,
     seen: &str,
-) -> Result<Option<(Option<FollowedWeights>, PublishedMark)>, MirrorError> {
+) -> Result<Option<Fetched>, MirrorError> {
     let mark = owner.weights(seen, WAIT)?;
     let Some(mark) = mark.filter(|mark| mark.manifest != seen) else {
         return Ok(None);
     };
+    let heard = Instant::now();
     mirror.sync(owner, &mark)?;
-    Ok(Some((follower.look()?, mark)))
+    Ok(Some(Fetched {
+        weights: follower.look()?,
+        mark,
+        heard,
+    }))
 }
 
 /// A thread that loads new weights into an engine. Dropping it ends it within a second or two.
@@ -174,15 +214,23 @@ fn follow(mut parts: FollowParts, stop: &AtomicBool) {
         let found = fetched(&parts.owner, &parts.mirror, &mut parts.follower, &seen);
         let why = match found {
             Ok(None) => continue,
-            Ok(Some((None, mark))) => {
+            Ok(Some(Fetched {
+                weights: None,
+                mark,
+                ..
+            })) => {
                 seen = mark.manifest;
                 continue;
             }
-            Ok(Some((Some(weights), mark))) => {
+            Ok(Some(Fetched {
+                weights: Some(weights),
+                mark,
+                heard,
+            })) => {
                 let id = weights.id();
                 match parts.engine.load_weights(id.version, Arc::new(weights)) {
                     Ok(()) => {
-                        parts.loaded.set(id);
+                        parts.loaded.set_since(id, heard);
                         (seen, last) = (mark.manifest, None);
                         continue;
                     }

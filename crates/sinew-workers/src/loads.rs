@@ -43,6 +43,7 @@ impl WorkerLoads {
         self.sums.sandbox_s += grown(reading.sandbox_s, before.sandbox_s);
         self.sums.sampled_tokens += grew(reading.sampled_tokens, before.sampled_tokens);
         self.sums.preemptions += grew(reading.preemptions, before.preemptions);
+        self.sums.hops.add(&reading.hops.since(&before.hops));
         self.last_s = Some(now_s);
         if self.workers.len() > MAX_WORKERS {
             let oldest = self.workers.iter();

@@ -11,10 +11,10 @@ use crate::presence::{Presence, WorkerStatus};
 use crate::terms::{RunTerms, WorkerReading};
 use crate::ticket::{ROLLOUT, Ticket, ran, rollout_consumer};
 use sinew_queue::system_clock;
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Runner};
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Hops, Runner};
 use sinew_store::queue::{AckedRow, LeaseId, Queue, RowRequest, RowSelection, Sample};
 use sinew_store::{MemoryStore, StoreError, TraceStore};
-use sinew_types::EpisodeId;
+use sinew_types::{EpisodeId, WeightsId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +32,9 @@ const LEASE_EVERY: Duration = Duration::from_millis(200);
 const LEASE_PART: usize = 4;
 /// Traces that wait for their ack; a worker with more leases nothing.
 const MAX_UNSENT: usize = 256;
+/// Traces, and their bytes, that one call brings.
+const ACK_ROWS: usize = 64;
+const ACK_BYTES: usize = 8 << 20;
 /// Capacity for traces between their end and their ack.
 const STORE_BYTES: u64 = 2 << 30;
 
@@ -171,6 +174,9 @@ pub fn work(
         unsent: VecDeque::new(),
         counts: WorkerCounts::default(),
         leased: None,
+        more: false,
+        seen: None,
+        hops: Hops::default(),
         leaves: None,
         busy: Instant::now(),
         cancel: watch::channel(false),
@@ -246,6 +252,12 @@ struct Worker {
     counts: WorkerCounts,
     /// Time of the last attempt at a lease.
     leased: Option<Instant>,
+    /// The last lease was as large as asked for, and slots are free: there may be more tickets.
+    more: bool,
+    /// Weights of the engine when tickets were last started.
+    seen: Option<WeightsId>,
+    /// Calls for tickets, and with traces.
+    hops: Hops,
     /// Time at which it was asked to leave.
     leaves: Option<Instant>,
     /// Last time with an episode.
@@ -334,9 +346,11 @@ impl Worker {
 
     /// Brings traces to the owner. While it does not answer they are kept.
     fn send(&mut self) -> Result<(), WorkerError> {
-        while let Some(unsent) = self.unsent.front() {
-            let row = std::slice::from_ref(&unsent.row);
-            match self.queue.ack(ROLLOUT, unsent.lease, row) {
+        while let Some(first) = self.unsent.front() {
+            let lease = first.lease;
+            let rows = together(&self.unsent);
+            let began = Instant::now();
+            match self.queue.ack(ROLLOUT, lease, &rows) {
                 Ok(settled) => {
                     // A ticket that another worker has counts there.
                     self.counts.finished += settled.changed as u64;
@@ -344,10 +358,17 @@ impl Worker {
                 }
                 Err(error) => return passing(error),
             }
-            self.shared.state().held.remove(&unsent.row.key);
-            let sent = std::slice::from_ref(&unsent.episode);
-            self.store.remove(sent).map_err(BatchError::from)?;
-            self.unsent.pop_front();
+            self.hops
+                .ack
+                .call(rows.len(), began.elapsed().as_secs_f64());
+            let sent: Vec<Unsent> = self.unsent.drain(..rows.len()).collect();
+            let mut state = self.shared.state();
+            for unsent in &sent {
+                state.held.remove(&unsent.row.key);
+            }
+            drop(state);
+            let episodes: Vec<EpisodeId> = sent.into_iter().map(|unsent| unsent.episode).collect();
+            self.store.remove(&episodes).map_err(BatchError::from)?;
         }
         Ok(())
     }
@@ -360,6 +381,7 @@ impl Worker {
 
     /// Leases tickets for free slots.
     fn lease(&mut self) -> Result<(), WorkerError> {
+        self.more = false;
         let held = self.waiting.len() + self.running.len();
         let free = self.slots.saturating_sub(held);
         let paused = self.shared.state().orders.as_ref().is_none_or(|o| o.paused);
@@ -376,6 +398,7 @@ impl Worker {
             ttl_ms: self.terms.lease_ms,
             take: RowSelection::Sample(Sample::rows(rows)),
         };
+        let began = Instant::now();
         let batch = match self.queue.lease(&ask, system_clock()()) {
             Ok(batch) => batch,
             Err(error) => return passing(error),
@@ -383,9 +406,11 @@ impl Worker {
         let Some(lease) = batch.lease else {
             return Ok(());
         };
+        let took_s = began.elapsed().as_secs_f64();
+        self.hops.lease.call(batch.rows.len(), took_s);
         if batch.rows.len() == rows {
-            // There may be more.
             self.leased = None;
+            self.more = rows < free;
         }
         for row in batch.rows {
             match Ticket::of_row(&row) {
@@ -407,6 +432,7 @@ impl Worker {
     /// Starts the episodes of tickets whose weights are here.
     fn start(&mut self) -> Result<(), WorkerError> {
         let weights = self.loaded.as_ref().map(Loaded::get);
+        self.seen = weights.flatten();
         let of_servers = self.episode.engine.status().version.0;
         let ready = |ticket: &Ticket| match weights {
             Some(loaded) => loaded.is_some_and(|id| ticket.allows(&id)),
@@ -434,7 +460,14 @@ impl Worker {
             self.busy = Instant::now();
         }
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let weights = self.loaded.as_ref().map(Loaded::hop).unwrap_or_default();
         let mut state = self.shared.state();
+        let report = state.reports;
+        let hops = Hops {
+            weights,
+            report,
+            ..self.hops
+        };
         state.reading = WorkerReading {
             engine_busy_s: engine.busy_s,
             sandbox_s: parts.sandbox_wait.seconds(),
@@ -444,6 +477,7 @@ impl Worker {
             booting: gauges.booting,
             generating: gauges.generating,
             in_tool: gauges.in_tool,
+            hops,
         };
         let version = match &self.loaded {
             Some(loaded) => loaded.get().map(|id| id.version.0),
@@ -460,6 +494,9 @@ impl Worker {
 
     /// Waits a moment for episodes, or for tickets where none runs.
     fn wait(&mut self) -> Result<(), WorkerError> {
+        if self.more {
+            return Ok(());
+        }
         if self.runner.is_running() {
             let ended = self.runner.ended(&mut self.cancel.1);
             let ended = self.runtime.block_on(ended)?;
@@ -487,7 +524,10 @@ impl Worker {
             return Ok(());
         }
         if !self.waiting.is_empty() || !self.unsent.is_empty() || self.leaves.is_some() {
-            std::thread::sleep(LOOK_EVERY);
+            match &self.loaded {
+                Some(loaded) => loaded.wait_for_other(self.seen, LOOK_EVERY),
+                None => std::thread::sleep(LOOK_EVERY),
+            }
             return Ok(());
         }
         // A look in between would miss no ticket: the next round asks before it waits again.
@@ -549,6 +589,21 @@ impl Worker {
     }
 }
 
+/// The rows at the front of a queue that one call may bring: of one lease, and not too large. At least one.
+fn together(unsent: &VecDeque<Unsent>) -> Vec<AckedRow> {
+    let Some(first) = unsent.front() else {
+        return Vec::new();
+    };
+    let mut bytes = 0;
+    let fits = |unsent: &&Unsent| {
+        let own: usize = unsent.row.fields.iter().map(|f| f.value.len()).sum();
+        bytes += own;
+        unsent.lease == first.lease && (bytes == own || bytes <= ACK_BYTES)
+    };
+    let rows = unsent.iter().take(ACK_ROWS).take_while(fits);
+    rows.map(|unsent| unsent.row.clone()).collect()
+}
+
 /// An error of the queue's server: one that may pass is logged, since the call is made again.
 fn passing(error: StoreError) -> Result<(), WorkerError> {
     match error {
@@ -557,5 +612,44 @@ fn passing(error: StoreError) -> Result<(), WorkerError> {
             Ok(())
         }
         other => Err(WorkerError::Queue(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_store::queue::Field;
+
+    fn unsent(lease: u64, key: usize, bytes: usize) -> Unsent {
+        let mut row = AckedRow::of(key.to_string());
+        row.fields.push(Field::new("trace", vec![0; bytes]));
+        Unsent {
+            lease: LeaseId(lease),
+            row,
+            episode: EpisodeId::new(key.to_string()),
+        }
+    }
+
+    #[test]
+    fn one_call_brings_traces_of_one_lease_up_to_its_limits() {
+        let calls = |rows: &[(u64, usize)]| {
+            let each = rows.iter().enumerate();
+            let mut left: VecDeque<Unsent> = each
+                .map(|(key, (lease, bytes))| unsent(*lease, key, *bytes))
+                .collect();
+            let mut calls = Vec::new();
+            while !left.is_empty() {
+                let rows = together(&left);
+                calls.push(rows.len());
+                left.drain(..rows.len());
+            }
+            calls
+        };
+        assert_eq!(calls(&[(1, 10), (1, 10), (2, 10), (1, 10)]), [2, 1, 1]);
+        assert_eq!(calls(&[(1, 1); 2 * ACK_ROWS + 1]), [ACK_ROWS, ACK_ROWS, 1]);
+        // A trace that is too large for a call with others has its own.
+        let large = ACK_BYTES + 1;
+        assert_eq!(calls(&[(1, large), (1, 1), (1, large), (1, large)]), [1, 1, 1, 1]);
+        assert!(calls(&[]).is_empty());
     }
 }
