@@ -10,8 +10,8 @@
 //!
 //! A folder on `/dev/shm` is memory that all processes of a host share; one on a shared file system reaches
 //! other hosts. Differences are always of the last anchor, never of each other: an engine that comes late, or
-//! misses versions, needs two folders and no chain. A version whose difference is more than 0.6 of the whole is
-//! published whole, as the next anchor; so are 1, 2, 4, up to 8 versions after it, before one is tried again.
+//! misses versions, needs two folders and no chain. A version whose difference is more than 0.6 of the whole
+//! is published whole, as the next anchor; so are 1, 2, 4, up to 8 versions after it, before another try.
 //!
 //! Invariants:
 //! - `LATEST` names a version that is complete: its manifest was written after its tensors.
