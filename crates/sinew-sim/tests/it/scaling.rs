@@ -58,7 +58,7 @@ fn counts_follow_bursts_and_do_not_swing_in_between() {
     let calm = scaling(&run(&fleet(calls, SCALE, bounds)));
     // All episodes begin at once; after that the work is even.
     assert!(calm.reversals <= 1 && calm.last <= 4, "{calm:?}");
-    let burst = "[[burst]]\nat_s = 500\nfor_s = 300\nby = 8\n";
+    let burst = "[[burst]]\nat_s = 500\nfor_s = 300\nby = 16\n";
     let burst = scaling(&run(&fleet(calls, SCALE, &format!("{bounds}{burst}"))));
     assert!(burst.most > calm.last && burst.last <= calm.last + 1, "{burst:?} {calm:?}");
     assert!(burst.reversals <= calm.reversals + 3, "{burst:?} {calm:?}");
@@ -101,7 +101,7 @@ fn counts_that_change_break_no_invariant() {
         let plan = Plan::parse(Path::new("small.toml"), &text).unwrap();
         assert_eq!(replay(&plan, None, None), None, "seed {seed}");
         let report = simulate(&plan, true).unwrap_or_else(|violation| panic!("{violation}"));
-        assert_eq!(report.updates, 12, "seed {seed}");
+        assert!(report.updates >= 12 && report.sessions == 2, "seed {seed}");
         let scaled = report.roles.iter().filter_map(|role| role.scaling);
         changes += scaled.map(|s| s.changes).sum::<u64>();
     }
