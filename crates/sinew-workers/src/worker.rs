@@ -28,8 +28,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const WAIT: Duration = Duration::from_secs(1);
 /// Interval between two attempts at a lease while episodes run.
 const LEASE_EVERY: Duration = Duration::from_millis(200);
-/// Part of the slots for which one call asks at most, so that workers that start together share tickets.
+/// Part of the slots for which one call asks at most, and the pause until the next call while slots are free,
+/// so that workers that start together share tickets.
 const LEASE_PART: usize = 4;
+const LEASE_PAUSE: Duration = Duration::from_millis(5);
 /// Traces that wait for their ack; a worker with more leases nothing.
 const MAX_UNSENT: usize = 256;
 /// Traces, and their bytes, that one call brings.
@@ -495,6 +497,7 @@ impl Worker {
     /// Waits a moment for episodes, or for tickets where none runs.
     fn wait(&mut self) -> Result<(), WorkerError> {
         if self.more {
+            std::thread::sleep(LEASE_PAUSE);
             return Ok(());
         }
         if self.runner.is_running() {
@@ -622,7 +625,7 @@ mod tests {
 
     fn unsent(lease: u64, key: usize, bytes: usize) -> Unsent {
         let mut row = AckedRow::of(key.to_string());
-        row.fields.push(Field::new("trace", vec![0; bytes]));
+        row.fields.push(Field::new("trace", vec![0_u8; bytes]));
         Unsent {
             lease: LeaseId(lease),
             row,
