@@ -51,6 +51,26 @@ fn a_third_of_the_engines_preempted_every_two_minutes_leaves_nine_tenths_of_the_
     assert!(scaled.trained_tokens_per_unit > most.trained_tokens_per_unit, "{rows:?}");
 }
 
+/// With embedded engines each worker has one, and a lost worker's episodes begin again after their leases.
+#[test]
+fn a_third_of_the_workers_with_their_engines_preempted_leaves_nine_tenths_of_the_capacity() {
+    let text = FLEET.replacen("in_flight = 96\n", "", 1);
+    let text = format!(
+        "{text}[tools]\nboot_s = 0\ncall_s = 0.5\nsandboxes = 160\n[autoscale]\n{SCALE}\
+         [[role]]\nkind = \"rollout\"\nwith_engine = true\ncapacity = 16\ncount = 6\nmin = 3\nmax = 10\n\
+         start_s = 20\nprice_per_hour = 1\n\
+         preemptible = {{ every_s = 120, share = 0.34, notice_s = 10 }}\n"
+    );
+    let plan = Plan::parse(Path::new("workers.toml"), &text).unwrap();
+    let report = run(&plan);
+    assert!(report.roles[0].losses >= 18, "{:?}", report.roles);
+    let rows = compare_sizes(&plan, &report).unwrap();
+    assert!(rows[0].of_capacity >= 0.9, "{rows:?}");
+    assert!(rows[0].reversals <= 2, "{rows:?}");
+    // Work waits for all ten: they are started, and stay.
+    assert_eq!((scaling(&report).most, scaling(&report).last), (10, 10), "{rows:?}");
+}
+
 #[test]
 fn counts_follow_bursts_and_do_not_swing_in_between() {
     let bounds = "count = 2\nmin = 1\nmax = 8\n";
