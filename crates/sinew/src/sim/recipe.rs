@@ -113,7 +113,8 @@ fn sizes(recipe: &RunPlan, args: &RecipeArgs, plan: &mut Plan) {
         TrainMode::Async => Mode::Async,
     };
     plan.run.max_staleness = recipe.max_staleness().max(1);
-    plan.run.updates = args.updates.unwrap_or(t.steps.clamp(2, UPDATES)).max(2);
+    let steps = t.steps.clamp(2, UPDATES);
+    plan.run.updates = args.updates.unwrap_or(steps);
     plan.run.checkpoint_every = t.checkpoint_every.max(1);
     plan.rollout.groups_per_update = r.tasks_per_step;
     plan.rollout.group_size = r.group_size;
