@@ -119,7 +119,10 @@ mod tests {
         now.ack.call(1, 0.75);
         now.lease.call(8, 0.5);
         let grew = now.since(&before);
-        assert_eq!((grew.ack.calls, grew.ack.items, grew.ack.total_s), (1, 1, 0.75));
+        assert_eq!(
+            (grew.ack.calls, grew.ack.items, grew.ack.total_s),
+            (1, 1, 0.75)
+        );
         assert_eq!(grew.lease.mean_s(), Some(0.5));
         let mut sum = before;
         sum.add(&grew);

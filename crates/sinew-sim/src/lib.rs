@@ -37,12 +37,8 @@ mod search;
 mod world;
 
 pub use advise::advise;
-pub use calibrate::{
-    Costs, ObservedRun, Prediction, Updates, WORKER_SLOTS, calibrate, median,
-};
-pub use calibration::{
-    Calibration, EngineTimes, Lengths, ToolTimes, TrainerTimes, WeightsTimes,
-};
+pub use calibrate::{Costs, ObservedRun, Prediction, Updates, WORKER_SLOTS, calibrate, median};
+pub use calibration::{Calibration, EngineTimes, Lengths, ToolTimes, TrainerTimes, WeightsTimes};
 pub use check::{Bug, Violation};
 pub use dist::{Dist, Form, Lognormal, MAX_VALUES, Pareto};
 pub use gpu::{
@@ -56,8 +52,8 @@ pub use measure::{
 pub use plan::record::RecordedRun;
 pub use plan::{
     Autoscale, Burst, Engines, Episode, Fault, FaultKind, HopTimes, Link, Memory, Mode, Model,
-    PRESETS, Plan, PlanError, Preemption, PriceStep, Prices, Role, RoleKind, Rollout, Run, Scoring, Store, Tools, Trainer, Weights,
-    preset,
+    PRESETS, Plan, PlanError, Preemption, PriceStep, Prices, Role, RoleKind, Rollout, Run, Scoring,
+    Store, Tools, Trainer, Weights, preset,
 };
 pub use published::{Claim, SimulatedClaim, claims};
 pub use report::{bottleneck, svg, table, text};

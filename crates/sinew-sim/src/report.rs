@@ -119,7 +119,10 @@ pub fn table(report: &Report) -> String {
     let (part, share) = bottleneck(report);
     let or_dash = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
     let rows = [
-        ("step", format!("{:.2} s, 95 of 100 below {:.2} s", s.mean, s.p95)),
+        (
+            "step",
+            format!("{:.2} s, 95 of 100 below {:.2} s", s.mean, s.p95),
+        ),
         ("updates", format!("{:.1} an hour", t.updates_per_h)),
         (
             "throughput",
@@ -135,7 +138,10 @@ pub fn table(report: &Report) -> String {
                 format!("{:.2} an hour, {:.4} an update", c.per_hour, c.per_update),
             ),
         ),
-        ("bottleneck", format!("{part}, {} of the time", percent(share))),
+        (
+            "bottleneck",
+            format!("{part}, {} of the time", percent(share)),
+        ),
     ];
     rows.iter()
         .map(|(name, value)| format!("{name:<11} {value}\n"))

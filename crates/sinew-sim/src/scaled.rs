@@ -57,16 +57,26 @@ impl SizedRun {
 /// Same as of [`simulate`].
 pub fn compare_sizes(plan: &Plan, report: &Report) -> Result<Vec<SizedRun>, Violation> {
     let mut calm = plan.clone();
-    calm.roles.iter_mut().for_each(|role| role.preemptible = None);
+    calm.roles
+        .iter_mut()
+        .for_each(|role| role.preemptible = None);
     let calm_report = simulate(&calm, false)?;
     let capacity = calm_report.throughput.sampled_tokens_per_s;
     let mut rows = vec![
         SizedRun::of("autoscaled", plan, report, capacity),
         SizedRun::of("autoscaled, without losses", &calm, &calm_report, capacity),
     ];
-    for (sizes, most) in [("fixed at the first counts", false), ("fixed at the most", true)] {
+    for (sizes, most) in [
+        ("fixed at the first counts", false),
+        ("fixed at the most", true),
+    ] {
         let fixed = plan.fixed(most);
-        rows.push(SizedRun::of(sizes, &fixed, &simulate(&fixed, false)?, capacity));
+        rows.push(SizedRun::of(
+            sizes,
+            &fixed,
+            &simulate(&fixed, false)?,
+            capacity,
+        ));
     }
     Ok(rows)
 }

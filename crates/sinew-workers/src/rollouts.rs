@@ -14,8 +14,8 @@ use sinew_pipeline::{
 };
 use sinew_queue::Clock;
 use sinew_rollout::{
-    AdmissionReading, EpisodeOptions, EpisodeSpec, FinishedEpisode, Gauges, GaugesReading,
-    Hops, ResumedCounts, RunInfo,
+    AdmissionReading, EpisodeOptions, EpisodeSpec, FinishedEpisode, Gauges, GaugesReading, Hops,
+    ResumedCounts, RunInfo,
 };
 use sinew_store::StoreError;
 use sinew_store::queue::{

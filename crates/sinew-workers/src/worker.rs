@@ -652,7 +652,10 @@ mod tests {
         assert_eq!(calls(&[(1, 1); 2 * ACK_ROWS + 1]), [ACK_ROWS, ACK_ROWS, 1]);
         // A trace that is too large for a call with others has its own.
         let large = ACK_BYTES + 1;
-        assert_eq!(calls(&[(1, large), (1, 1), (1, large), (1, large)]), [1, 1, 1, 1]);
+        assert_eq!(
+            calls(&[(1, large), (1, 1), (1, large), (1, large)]),
+            [1, 1, 1, 1]
+        );
         assert!(calls(&[]).is_empty());
     }
 }

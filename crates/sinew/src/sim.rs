@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use sinew_assembly::Failure;
 use sinew_runs::write_atomic;
 use sinew_sim::{
-    ObservedRun, PRESETS, Plan, PlanError, Prediction, Violation, advise, calibrate, claims, find,
-    Calibration, Report, SizedRun, bottleneck, compare_sizes, median, random_plan, replay, simulate,
-    svg, table, text,
+    Calibration, ObservedRun, PRESETS, Plan, PlanError, Prediction, Report, SizedRun, Violation,
+    advise, bottleneck, calibrate, claims, compare_sizes, find, median, random_plan, replay,
+    simulate, svg, table, text,
 };
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -201,7 +201,10 @@ fn held_against(run: &Path, report: &Report) -> Result<Value, Failure> {
 }
 
 fn against_text(rows: &Value) -> String {
-    let mut out = format!("{:22} {:>12} {:>12} {:>9}\n", "", "measured", "predicted", "error");
+    let mut out = format!(
+        "{:22} {:>12} {:>12} {:>9}\n",
+        "", "measured", "predicted", "error"
+    );
     for row in rows["rows"].as_array().into_iter().flatten() {
         let number = |key: &str| row[key].as_f64().unwrap_or(0.0);
         out.push_str(&format!(
@@ -221,7 +224,14 @@ fn sizes_text(sizes: &[SizedRun]) -> String {
     }
     let mut out = format!(
         "{:28} {:>6} {:>14} {:>11} {:>9} {:>12} {:>8} {:>5}\n",
-        "counts", "units", "sampled tok/s", "of capacity", "an hour", "tokens for 1", "changes", "back"
+        "counts",
+        "units",
+        "sampled tok/s",
+        "of capacity",
+        "an hour",
+        "tokens for 1",
+        "changes",
+        "back"
     );
     for row in sizes {
         out.push_str(&format!(

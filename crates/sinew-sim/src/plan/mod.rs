@@ -550,8 +550,19 @@ fn lay_over(under: &mut toml::Table, over: toml::Table) {
 /// Whether a key is a table of keys.
 fn is_section(key: &str) -> bool {
     let sections = [
-        "run", "rollout", "episode", "tools", "scoring", "engines", "trainer", "weights", "store",
-        "hops", "prices", "memory", "autoscale",
+        "run",
+        "rollout",
+        "episode",
+        "tools",
+        "scoring",
+        "engines",
+        "trainer",
+        "weights",
+        "store",
+        "hops",
+        "prices",
+        "memory",
+        "autoscale",
     ];
     sections.contains(&key)
 }

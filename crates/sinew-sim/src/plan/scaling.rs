@@ -81,7 +81,11 @@ impl Role {
     pub(super) fn check_scaling(&self, autoscaled: bool) -> Result<(), PlanError> {
         let steps = &self.prices;
         if steps.len() > MAX_BURSTS || steps.windows(2).any(|w| w[0].at_s > w[1].at_s) {
-            return refused("role.prices", steps.len(), "10,000 of them in the order of at_s");
+            return refused(
+                "role.prices",
+                steps.len(),
+                "10,000 of them in the order of at_s",
+            );
         }
         for step in steps {
             number("role.prices.at_s", step.at_s, false)?;
@@ -143,7 +147,11 @@ impl Plan {
     /// Times as many tokens that turns sample which begin at a time.
     pub(crate) fn burst_at(&self, now_s: f64) -> f64 {
         let now = |burst: &&Burst| (burst.at_s..burst.at_s + burst.for_s).contains(&now_s);
-        self.bursts.iter().filter(now).map(|burst| burst.by).product()
+        self.bursts
+            .iter()
+            .filter(now)
+            .map(|burst| burst.by)
+            .product()
     }
 
     /// The plan with a fixed number of units of each role: as at the start, or the most.
@@ -231,8 +239,14 @@ mod tests {
         );
         let plan = plan.unwrap();
         let role = &plan.roles[0];
-        assert_eq!([0.0, 10.0, 25.0].map(|at| role.price_at(at)), [1.0, 4.0, 2.0]);
-        assert_eq!([0.0, 5.0, 12.0, 15.0].map(|at| plan.burst_at(at)), [1.0, 3.0, 6.0, 2.0]);
+        assert_eq!(
+            [0.0, 10.0, 25.0].map(|at| role.price_at(at)),
+            [1.0, 4.0, 2.0]
+        );
+        assert_eq!(
+            [0.0, 5.0, 12.0, 15.0].map(|at| plan.burst_at(at)),
+            [1.0, 3.0, 6.0, 2.0]
+        );
         assert_eq!((plan.engines.count, plan.engine_places()), (2, 6));
         let limits = plan.limits_of(role, 12.0).unwrap();
         assert_eq!((limits.min, limits.max, limits.price_per_hour), (1, 3, 4.0));
@@ -248,7 +262,10 @@ mod tests {
             (format!("{role}min = 1\nmax = 2\n"), "without [autoscale]"),
             (format!("[autoscale]\n{role}max = 2\n"), "together"),
             ("[autoscale]\n".to_owned(), "min and max"),
-            (format!("[autoscale]\n{role}count = 3\nmin = 1\nmax = 2\n"), "count"),
+            (
+                format!("[autoscale]\n{role}count = 3\nmin = 1\nmax = 2\n"),
+                "count",
+            ),
             (
                 "[autoscale]\n[[role]]\nkind = \"trainer\"\nmin = 1\nmax = 2\n".to_owned(),
                 "role.max",
@@ -257,13 +274,24 @@ mod tests {
                 format!("[autoscale]\n{role}min = 1\nmax = 2\n{role}min = 1\nmax = 2\n"),
                 "one role",
             ),
-            ("[[burst]]\nat_s = 1\nfor_s = 0\nby = 2\n".to_owned(), "burst.for_s"),
             (
-                format!("{role}prices = [{{ at_s = 9, per_hour = 1 }}, {{ at_s = 1, per_hour = 1 }}]\n"),
+                "[[burst]]\nat_s = 1\nfor_s = 0\nby = 2\n".to_owned(),
+                "burst.for_s",
+            ),
+            (
+                format!(
+                    "{role}prices = [{{ at_s = 9, per_hour = 1 }}, {{ at_s = 1, per_hour = 1 }}]\n"
+                ),
                 "role.prices",
             ),
-            (format!("{role}preemptible = {{ every_s = 60, share = 2 }}\n"), "share"),
-            (format!("{role}preemptible = {{ mean_s = 9, every_s = 60, share = 0.5 }}\n"), "mean_s"),
+            (
+                format!("{role}preemptible = {{ every_s = 60, share = 2 }}\n"),
+                "share",
+            ),
+            (
+                format!("{role}preemptible = {{ mean_s = 9, every_s = 60, share = 0.5 }}\n"),
+                "mean_s",
+            ),
             (format!("{role}with_engine = true\n"), "with_engine"),
         ] {
             let error = parse(&text).unwrap_err().to_string();

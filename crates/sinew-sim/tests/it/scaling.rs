@@ -44,11 +44,17 @@ fn a_third_of_the_engines_preempted_every_two_minutes_leaves_nine_tenths_of_the_
     };
     assert!(scaled.of_capacity >= 0.9, "{rows:?}");
     assert!(scaled.reversals <= 2 && scaled.changes <= 6, "{rows:?}");
-    assert!((calm.of_capacity - 1.0).abs() < 1e-9 && calm.reversals <= 1, "{rows:?}");
+    assert!(
+        (calm.of_capacity - 1.0).abs() < 1e-9 && calm.reversals <= 1,
+        "{rows:?}"
+    );
     // Successors of fixed counts start at the loss and not at the notice.
     assert!(scaled.of_capacity > first.of_capacity, "{rows:?}");
     assert!(scaled.per_hour < most.per_hour, "{rows:?}");
-    assert!(scaled.trained_tokens_per_unit > most.trained_tokens_per_unit, "{rows:?}");
+    assert!(
+        scaled.trained_tokens_per_unit > most.trained_tokens_per_unit,
+        "{rows:?}"
+    );
 }
 
 /// With embedded engines each worker has one, and a lost worker's episodes begin again after their leases.
@@ -68,7 +74,11 @@ fn a_third_of_the_workers_with_their_engines_preempted_leaves_nine_tenths_of_the
     assert!(rows[0].of_capacity >= 0.9, "{rows:?}");
     assert!(rows[0].reversals <= 2, "{rows:?}");
     // Work waits for all ten: they are started, and stay.
-    assert_eq!((scaling(&report).most, scaling(&report).last), (10, 10), "{rows:?}");
+    assert_eq!(
+        (scaling(&report).most, scaling(&report).last),
+        (10, 10),
+        "{rows:?}"
+    );
 }
 
 #[test]
@@ -80,7 +90,10 @@ fn counts_follow_bursts_and_do_not_swing_in_between() {
     assert!(calm.reversals <= 1 && calm.last <= 4, "{calm:?}");
     let burst = "[[burst]]\nat_s = 500\nfor_s = 300\nby = 16\n";
     let burst = scaling(&run(&fleet(calls, SCALE, &format!("{bounds}{burst}"))));
-    assert!(burst.most > calm.last && burst.last <= calm.last + 1, "{burst:?} {calm:?}");
+    assert!(
+        burst.most > calm.last && burst.last <= calm.last + 1,
+        "{burst:?} {calm:?}"
+    );
     assert!(burst.reversals <= calm.reversals + 3, "{burst:?} {calm:?}");
     assert!((burst.least as f64) < burst.mean && burst.mean < burst.most as f64);
 }
@@ -140,7 +153,10 @@ fn hops_and_workers_with_engines_take_their_time() {
         );
         Plan::parse(Path::new("workers.toml"), &text).unwrap()
     };
-    let (plain, lossy) = (plan("", ""), plan("", "preemptible = { mean_s = 20, notice_s = 2 }\n"));
+    let (plain, lossy) = (
+        plan("", ""),
+        plan("", "preemptible = { mean_s = 20, notice_s = 2 }\n"),
+    );
     assert_eq!(plain.engines.count, 2);
     let near = run(&plain);
     let hops = "[hops]\nput_s = 0.1\nlease_s = 0.2\nack_s = 0.1\ntake_s = 0.05\nweights_s = 1\n";

@@ -268,7 +268,8 @@ fn place(recipe: &RunPlan, plan: &mut Plan, assumed: &mut Vec<String>) {
         plan.roles.retain(|role| role.kind != RoleKind::Rollout);
     } else if !has_workers && recipe.rollout.place == RolloutPlace::Workers {
         assumed.push(
-            "rollout.place = \"workers\" without [launch.rollout]: one worker, as people start it".to_owned(),
+            "rollout.place = \"workers\" without [launch.rollout]: one worker, as people start it"
+                .to_owned(),
         );
         let section = RoleSection::default();
         plan.roles

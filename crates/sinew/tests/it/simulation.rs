@@ -78,7 +78,10 @@ fn held_against_its_plan(dir: &Path, recipe: &Path, run: &Path) {
     write.args(["sim", "--json", "--calibrate"]).arg(run);
     run_ok(write.arg("--write").arg(&times));
     let text = std::fs::read_to_string(&times).unwrap();
-    assert!(text.contains("pass_s") && !text.contains("[hops]"), "{text}");
+    assert!(
+        text.contains("pass_s") && !text.contains("[hops]"),
+        "{text}"
+    );
     let mut plan = sinew();
     plan.arg("sim").arg(recipe).arg("--calibration").arg(&times);
     plan.args(["--json", "--no-advice", "--updates", "6", "--against"]);
@@ -107,7 +110,12 @@ fn a_recipe_is_planned_as_it_is_launched() {
     let line: Value = serde_json::from_str(told.trim()).unwrap();
     let role = &line["plan"]["role"][0];
     assert_eq!(
-        (&role["kind"], &role["count"], &role["max"], &role["with_engine"]),
+        (
+            &role["kind"],
+            &role["count"],
+            &role["max"],
+            &role["with_engine"]
+        ),
         (&"rollout".into(), &2.into(), &4.into(), &true.into())
     );
     assert_eq!(role["preemptible"]["mean_s"], 900.0);
@@ -115,14 +123,21 @@ fn a_recipe_is_planned_as_it_is_launched() {
     assert_eq!(sizes.len(), 4, "{line}");
     assert!(line["bottleneck"][0].is_string());
     let assumed = line["assumed"].to_string();
-    assert!(assumed.contains("900") && assumed.contains("defaults of a plan"), "{assumed}");
+    assert!(
+        assumed.contains("900") && assumed.contains("defaults of a plan"),
+        "{assumed}"
+    );
     let text = run_ok(sinew().arg("sim").arg(&recipe).args(["--updates", "3"]));
     for word in ["bottleneck", "assumed", "of capacity"] {
         assert!(text.contains(word), "{word}: {text}");
     }
     // A plan says itself what a recipe cannot.
     let plan = root().join("recipes/sim/spot.toml");
-    let output = sinew().arg("sim").arg(&plan).args(["--latency-ms", "3"]).output();
+    let output = sinew()
+        .arg("sim")
+        .arg(&plan)
+        .args(["--latency-ms", "3"])
+        .output();
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("[[link]]"));
