@@ -18,7 +18,6 @@ use sinew_types::{
     EngineError, Fidelity, FinishReason, Message, Role, SamplingParams, TokenId, ToolSpec,
     WeightsId,
 };
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -101,14 +100,7 @@ pub struct ChatBackend {
     newer_limit: AtomicBool,
 }
 
-impl fmt::Debug for ChatBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChatBackend")
-            .field("server", &self.server)
-            .field("max_tokens", &self.max_tokens)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ChatBackend, server, max_tokens);
 
 #[derive(Debug, Deserialize)]
 struct Completion {

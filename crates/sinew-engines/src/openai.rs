@@ -17,7 +17,6 @@ use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_types::{Fidelity, FinishReason, PromptLogprobs, SamplingParams, TokenId, WeightsId};
-use std::fmt;
 use std::sync::Arc;
 
 /// Text to ids and back, for servers that support only text. Implemented by the renderer's tokenizer.
@@ -37,14 +36,11 @@ pub struct OpenaiBackend {
     extra: Map<String, Value>,
 }
 
-impl fmt::Debug for OpenaiBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenaiBackend")
-            .field("server", &self.server)
-            .field("codec", &self.codec.is_some())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    OpenaiBackend as this,
+    server = this.server,
+    codec = this.codec.is_some()
+);
 
 #[derive(Debug, Deserialize)]
 struct Chunk {

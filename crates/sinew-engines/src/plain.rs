@@ -10,7 +10,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, WeightsId};
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 /// A server with a list of models.
@@ -23,13 +22,7 @@ pub(crate) struct PlainServer {
 }
 
 // The key of the configuration is not for logs.
-impl fmt::Debug for PlainServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlainServer")
-            .field("http", &self.http)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(PlainServer, http);
 
 #[derive(Deserialize)]
 struct ModelList {

@@ -59,13 +59,7 @@ pub struct EngineRollouts {
     rate: Rate,
 }
 
-impl std::fmt::Debug for EngineRollouts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EngineRollouts")
-            .field("parts", &self.parts)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(EngineRollouts, parts);
 
 /// Parts for running episodes.
 pub struct RolloutParts {
@@ -100,13 +94,7 @@ impl TurnSchedule {
     }
 }
 
-impl std::fmt::Debug for RolloutParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RolloutParts")
-            .field("episode", &self.episode)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(RolloutParts, episode);
 
 impl EngineRollouts {
     /// `cancel` turning true ends a wait.

@@ -35,6 +35,10 @@ pub(crate) struct ControlState {
     pub(crate) status: WorkerStatus,
     /// Reports that were answered.
     pub(crate) reports: Hop,
+    /// The worker takes no more tickets.
+    pub(crate) leaving: bool,
+    /// Reading and status hold what owner and registry must hear before the worker is gone.
+    pub(crate) last_words: bool,
     stop: bool,
 }
 
@@ -95,6 +99,7 @@ impl Drop for Control {
 fn run(mut parts: ControlParts, shared: &Shared) {
     let renew_every = Duration::from_millis((parts.lease_ms / 3).max(1));
     let (mut renewed, mut beaten) = (Instant::now(), None::<Instant>);
+    let mut told = false;
     loop {
         report(&parts, shared);
         if renewed.elapsed() >= renew_every {
@@ -107,6 +112,11 @@ fn run(mut parts: ControlParts, shared: &Shared) {
             let order = parts.presence.beat(&status);
             shared.state().drain |= order == PresenceOrder::Drain;
         }
+        // Another worker may be started in its place while its episodes end.
+        if !told && shared.state().leaving {
+            told = true;
+            parts.presence.drain();
+        }
         (parts.wake)();
         let state = shared.state();
         let waited =
@@ -117,6 +127,14 @@ fn run(mut parts: ControlParts, shared: &Shared) {
         if state.stop {
             break;
         }
+    }
+    let status = {
+        let state = shared.state();
+        state.last_words.then(|| state.status.clone())
+    };
+    if let Some(status) = status {
+        report(&parts, shared);
+        parts.presence.beat(&status);
     }
     parts.presence.leave();
 }

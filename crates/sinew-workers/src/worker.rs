@@ -2,14 +2,17 @@
 //!
 //! Two threads: this one leases, starts, waits and acks; [`control`](crate::control) renews and hears orders.
 //! A ticket is held from its lease to its ack. A worker that dies holds it until the lease ends; one that
-//! drains finishes its episodes within the notice and returns the other tickets at once.
+//! drains finishes its episodes within the notice and returns the other tickets at once. Episodes that have
+//! not ended by then begin again elsewhere: they are counted, and the registry hears their names.
 
 use crate::client::{DeskClient, DeskError};
 use crate::control::{Control, ControlParts, Shared};
 use crate::follow::Loaded;
+use crate::live::LiveAgents;
 use crate::presence::{Presence, WorkerStatus};
 use crate::terms::{RunTerms, WorkerReading};
 use crate::ticket::{ROLLOUT, Ticket, ran, rollout_consumer};
+use crate::worker_weights::WorkerWeights;
 use sinew_queue::system_clock;
 use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Hops, Runner};
 use sinew_store::queue::{AckedRow, LeaseId, Queue, RowRequest, RowSelection, Sample};
@@ -37,6 +40,8 @@ const MAX_UNSENT: usize = 256;
 /// Traces, and their bytes, that one call brings.
 const ACK_ROWS: usize = 64;
 const ACK_BYTES: usize = 8 << 20;
+/// Episodes that a worker names when it leaves before they have ended.
+const NAMED: usize = 8;
 /// Capacity for traces between their end and their ack.
 const STORE_BYTES: u64 = 2 << 30;
 
@@ -85,6 +90,8 @@ pub struct WorkerCounts {
     pub finished: u64,
     /// Tickets that were returned before their episodes ended.
     pub returned: u64,
+    /// Those of them whose episodes had begun: they begin again on another worker.
+    pub interrupted: u64,
     /// Episodes that were stopped: nobody wants them, or another worker has them.
     pub stopped: u64,
 }
@@ -105,8 +112,10 @@ pub struct WorkerParts {
     pub options: EpisodeOptions,
     /// Maximum number of tickets that it holds.
     pub slots: usize,
-    /// Weights of the engine; `None`: servers outside, which report their versions.
-    pub loaded: Option<Loaded>,
+    /// Weights of the engine.
+    pub weights: WorkerWeights,
+    /// Agents that open rollouts at the gateway of this worker, if it has one for them.
+    pub agents: Option<Arc<dyn LiveAgents>>,
     /// Registration of the worker.
     pub presence: Box<dyn Presence>,
     /// Episodes are its tasks.
@@ -163,7 +172,8 @@ pub fn work(
         episode: parts.episode,
         options: parts.options,
         slots: parts.slots.max(1),
-        loaded: parts.loaded,
+        weights: parts.weights,
+        agents: parts.agents,
         runtime: parts.runtime,
         notice: parts.notice,
         patience: parts.patience,
@@ -236,7 +246,8 @@ struct Worker {
     episode: EpisodeParts,
     options: EpisodeOptions,
     slots: usize,
-    loaded: Option<Loaded>,
+    weights: WorkerWeights,
+    agents: Option<Arc<dyn LiveAgents>>,
     runtime: Handle,
     notice: Duration,
     patience: Duration,
@@ -272,12 +283,12 @@ impl Worker {
     /// One round: orders, traces, tickets, then a short wait.
     fn turn(&mut self) -> Result<Option<WorkerEnd>, WorkerError> {
         if let Some(end) = self.obey()? {
-            self.abandon();
+            self.abandon(end);
             return Ok(Some(end));
         }
         self.send()?;
         if self.leaves.is_some_and(|since| self.may_leave(since)) {
-            self.abandon();
+            self.abandon(WorkerEnd::Drained);
             return Ok(Some(WorkerEnd::Drained));
         }
         self.lease()?;
@@ -317,6 +328,8 @@ impl Worker {
         self.drop_tickets(&unwanted.collect::<Vec<_>>());
         if (drain || (self.stop)()) && self.leaves.is_none() {
             self.leaves = Some(Instant::now());
+            self.shared.state().leaving = true;
+            self.agents.iter().for_each(|agents| agents.leave());
             let waiting: Vec<Ticket> = self.waiting.drain(..).collect();
             self.give_back(waiting.iter().map(Ticket::key).collect());
         }
@@ -377,8 +390,13 @@ impl Worker {
 
     /// Whether a worker that leaves since a time may go now.
     fn may_leave(&self, since: Instant) -> bool {
-        let idle = self.running.is_empty() && self.unsent.is_empty();
+        let idle = self.running.is_empty() && self.unsent.is_empty() && self.open() == 0;
         idle || since.elapsed() >= self.notice
+    }
+
+    /// Rollouts of agents that are open.
+    fn open(&self) -> usize {
+        self.agents.as_ref().map_or(0, |agents| agents.open(0).0)
     }
 
     /// Leases tickets for free slots.
@@ -389,7 +407,8 @@ impl Worker {
         let paused = self.shared.state().orders.as_ref().is_none_or(|o| o.paused);
         let soon = self.leased.is_some_and(|at| at.elapsed() < LEASE_EVERY);
         let full = self.unsent.len() >= MAX_UNSENT;
-        if free == 0 || paused || full || self.leaves.is_some() || (soon && held > 0) {
+        let barred = paused || full || self.leaves.is_some() || (soon && held > 0);
+        if free == 0 || barred || !self.weights.are_there() {
             return Ok(());
         }
         let rows = free.min(self.slots.div_ceil(LEASE_PART));
@@ -433,13 +452,12 @@ impl Worker {
 
     /// Starts the episodes of tickets whose weights are here.
     fn start(&mut self) -> Result<(), WorkerError> {
-        let weights = self.loaded.as_ref().map(Loaded::get);
-        self.seen = weights.flatten();
-        let of_servers = self.episode.engine.status().version.0;
-        let ready = |ticket: &Ticket| match weights {
-            Some(loaded) => loaded.is_some_and(|id| ticket.allows(&id)),
-            None => of_servers >= ticket.version,
-        };
+        self.seen = self.weights.followed().and_then(Loaded::get);
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let (weights, engine) = (&self.weights, self.episode.engine.as_ref());
+        let ready = |ticket: &Ticket| weights.allow(engine, ticket);
         let all: Vec<Ticket> = self.waiting.drain(..).collect();
         let (begin, wait): (Vec<_>, Vec<_>) = all.into_iter().partition(ready);
         self.waiting.extend(wait);
@@ -457,12 +475,13 @@ impl Worker {
     fn describe(&mut self) {
         let parts = &self.episode;
         let (engine, gauges) = (parts.engine.status(), parts.gauges.read());
-        let busy = self.running.len() + self.unsent.len();
+        let busy = self.running.len() + self.unsent.len() + self.open();
         if busy > 0 {
             self.busy = Instant::now();
         }
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let weights = self.loaded.as_ref().map(Loaded::hop).unwrap_or_default();
+        let weights = self.weights.followed().map(Loaded::hop);
+        let weights = weights.unwrap_or_default();
         let mut state = self.shared.state();
         let report = state.reports;
         let hops = Hops {
@@ -475,22 +494,21 @@ impl Worker {
             sandbox_s: parts.sandbox_wait.seconds(),
             sampled_tokens: engine.sampled_tokens,
             preemptions: engine.preemptions,
+            interrupted: self.counts.interrupted,
+            opened: self.agents.as_ref().map_or(0, |agents| agents.opened()),
             in_flight: gauges.in_flight,
             booting: gauges.booting,
             generating: gauges.generating,
             in_tool: gauges.in_tool,
             hops,
         };
-        let version = match &self.loaded {
-            Some(loaded) => loaded.get().map(|id| id.version.0),
-            None => Some(engine.version.0),
-        };
         state.status = WorkerStatus {
-            version,
+            version: self.weights.version(parts.engine.as_ref()),
+            checksum: self.weights.checksum(),
             busy: count(busy),
             queued: count(self.waiting.len()),
             idle_s: self.busy.elapsed().as_secs_f64(),
-            cause: self.loaded.as_ref().and_then(Loaded::cause),
+            cause: self.weights.cause(),
         };
     }
 
@@ -527,7 +545,7 @@ impl Worker {
             return Ok(());
         }
         if !self.waiting.is_empty() || !self.unsent.is_empty() || self.leaves.is_some() {
-            match &self.loaded {
+            match self.weights.followed() {
                 Some(loaded) => loaded.wait_for_other(self.seen, LOOK_EVERY),
                 None => std::thread::sleep(LOOK_EVERY),
             }
@@ -556,9 +574,12 @@ impl Worker {
 
     /// Pause of a worker without episodes: none if it may lease, so that tickets begin at once.
     fn idle_pause(&self) -> Duration {
-        let state = self.shared.state();
-        let paused = state.orders.as_ref().is_none_or(|o| o.paused);
-        if paused { LOOK_EVERY } else { Duration::ZERO }
+        let paused = self.shared.state().orders.as_ref().is_none_or(|o| o.paused);
+        if paused || !self.weights.are_there() {
+            LOOK_EVERY
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Returns tickets whose episodes have not ended.
@@ -581,10 +602,23 @@ impl Worker {
         }
     }
 
-    /// Stops all episodes, and returns all tickets.
-    fn abandon(&mut self) {
-        let episodes: Vec<EpisodeId> = self.running.drain().map(|(episode, _)| episode).collect();
+    /// Stops all episodes, and returns all tickets. Those of a worker that leaves begin again elsewhere.
+    fn abandon(&mut self, end: WorkerEnd) {
+        let mut episodes: Vec<EpisodeId> = self.running.drain().map(|(e, _)| e).collect();
         self.runner.stop(&episodes);
+        let agents = self.agents.as_ref().map(|agents| agents.open(NAMED));
+        let (open, named) = agents.unwrap_or_default();
+        let count = episodes.len() + open;
+        if end == WorkerEnd::Drained && count > 0 {
+            self.counts.interrupted += count as u64;
+            episodes.extend(named);
+            let why = interrupted(count, &episodes);
+            tracing::warn!(why, "the worker leaves");
+            let mut state = self.shared.state();
+            state.reading.interrupted = self.counts.interrupted;
+            state.status.cause = Some(why);
+            state.last_words = true;
+        }
         self.waiting.clear();
         self.unsent.clear();
         let held: Vec<String> = self.shared.state().held.keys().cloned().collect();
@@ -605,6 +639,20 @@ fn together(unsent: &VecDeque<Unsent>) -> Vec<AckedRow> {
     };
     let rows = unsent.iter().take(ACK_ROWS).take_while(fits);
     rows.map(|unsent| unsent.row.clone()).collect()
+}
+
+/// Episodes and rollouts of agents that had not ended when their worker left: some of them by name.
+fn interrupted(count: usize, named: &[EpisodeId]) -> String {
+    let mut names: Vec<&str> = named.iter().map(EpisodeId::as_str).collect();
+    names.sort_unstable();
+    names.truncate(NAMED);
+    let more = count.saturating_sub(names.len());
+    let names = names.join(", ");
+    let more = match more {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{count} episodes had not ended and begin again on other workers: {names}{more}")
 }
 
 /// An error of the queue's server: one that may pass is logged, since the call is made again.
@@ -657,5 +705,23 @@ mod tests {
             [1, 1, 1, 1]
         );
         assert!(calls(&[]).is_empty());
+    }
+
+    #[test]
+    fn interrupted_episodes_are_counted_and_named_within_a_bound() {
+        let episodes = |count: usize| -> Vec<EpisodeId> {
+            let ids = (0..count).rev();
+            ids.map(|n| EpisodeId::new(format!("e{n:02}"))).collect()
+        };
+        let few = interrupted(2, &episodes(2));
+        assert!(
+            few.starts_with("2 episodes") && few.ends_with(": e00, e01"),
+            "{few}"
+        );
+        let many = interrupted(NAMED + 3, &episodes(NAMED + 3));
+        assert!(
+            many.starts_with("11 episodes") && many.ends_with("e07 and 3 more"),
+            "{many}"
+        );
     }
 }

@@ -61,13 +61,7 @@ pub struct Pipeline {
     pub started: Instant,
 }
 
-impl std::fmt::Debug for Pipeline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipeline")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Pipeline, config);
 
 /// The step at work.
 #[derive(Default)]

@@ -85,13 +85,7 @@ struct ServerSlot {
     failed: Option<(Instant, String)>,
 }
 
-impl std::fmt::Debug for Programs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Programs")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Programs, config);
 
 impl Programs {
     /// Creates programs in sandboxes of `provider`, which must mount the folders of the command. `model` is

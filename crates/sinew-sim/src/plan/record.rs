@@ -93,8 +93,15 @@ impl RecordedRun {
         let refused = |path: PathBuf, why: String| PlanError::Read { path, why };
         let folder = run.join("store");
         if !folder.exists() {
-            let why =
-                "holds no stored run: allowed is the folder of `sinew train --run-dir`".into();
+            let why = if run.join("store.id").is_file() {
+                let run = run.display();
+                format!(
+                    "has its episodes in a database, and a plan reads only files: `sinew runs copy {run} \
+                     {run}` copies them into the folder"
+                )
+            } else {
+                "holds no stored run: allowed is the folder of `sinew train --run-dir`".into()
+            };
             return Err(refused(run.into(), why));
         }
         let reader = StoreReader::open(&folder);

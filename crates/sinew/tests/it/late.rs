@@ -407,7 +407,7 @@ fn verdicts_that_never_come_are_unscored_with_the_reason() {
 }
 
 /// Truncated importance sampling.
-const TIS: &str = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
+pub(crate) const TIS: &str = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
 
 #[test]
 fn an_import_into_nothing_and_bad_rows_are_wrong_input() {
