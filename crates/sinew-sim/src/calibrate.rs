@@ -401,7 +401,7 @@ fn plan_of(recipe: &toml::Table) -> Plan {
 /// Episodes of a worker at once, at most, unless its command says otherwise.
 pub const WORKER_SLOTS: usize = 32;
 
-/// The sizes of a run whose episodes workers ran: each has an engine, and places for episodes.
+/// The sizes of a run whose episodes workers ran: engines, and places for episodes.
 fn on_workers(recipe: &toml::Table, plan: &mut Plan) {
     let launch = recipe.get("launch").and_then(|l| l.get("rollout"));
     let count = launch.map(|r| r.get("count").and_then(toml::Value::as_integer));
@@ -409,8 +409,12 @@ fn on_workers(recipe: &toml::Table, plan: &mut Plan) {
     let Some(count) = count else {
         return;
     };
-    let count = count.map_or(1, |n| usize::try_from(n).unwrap_or(1)).max(1);
-    plan.engines.count = count;
+    let number = |n: Option<i64>| n.map_or(1, |n| usize::try_from(n).unwrap_or(1)).max(1);
+    let count = number(count);
+    // Engines of the registry, where the recipe has them, else one of each worker.
+    let engines = recipe.get("launch").and_then(|l| l.get("engine"));
+    let engines = engines.map(|e| e.get("count").and_then(toml::Value::as_integer));
+    plan.engines.count = engines.map_or(count, number);
     let slots = plan.rollout.in_flight.min(WORKER_SLOTS);
     plan.rollout.in_flight = plan.rollout.in_flight.min(count * slots);
     plan.tools.sandboxes = plan.rollout.in_flight;

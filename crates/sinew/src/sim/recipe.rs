@@ -192,10 +192,6 @@ fn roles(
         let Some(kind) = kind_of(name).filter(|_| section.count > 0) else {
             continue;
         };
-        if kind == RoleKind::Engine && recipe.engine.kind == EngineType::Embedded {
-            assumed.push("engine roles of an embedded engine serve others: left out".to_owned());
-            continue;
-        }
         let mut role = role(recipe, kind, section, is_local);
         if section.preemptible && kind != RoleKind::Scorer {
             let mean_s = args.preempt_s.unwrap_or(PREEMPT_S);
@@ -234,7 +230,10 @@ fn roles(
 }
 
 fn role(recipe: &RunPlan, kind: RoleKind, section: &RoleSection, is_local: bool) -> Role {
-    let embedded = recipe.engine.kind == EngineType::Embedded;
+    let launch = recipe.launch.as_ref();
+    // Without engines in the registry, workers of a run with an embedded engine have one each.
+    let own_engines = recipe.engine.kind == EngineType::Embedded
+        && launch.is_none_or(|launch| launch.engine.is_none());
     let count = section.count as usize;
     let scales = matches!(
         kind,
@@ -254,8 +253,7 @@ fn role(recipe: &RunPlan, kind: RoleKind, section: &RoleSection, is_local: bool)
         start_s: if is_local { START_S.0 } else { START_S.1 },
         min: bound(section.min),
         max: bound(section.max),
-        // Workers of a run with an embedded engine have one each.
-        with_engine: kind == RoleKind::Rollout && embedded,
+        with_engine: kind == RoleKind::Rollout && own_engines,
         preemptible: None,
         prices: Vec::new(),
     }
@@ -291,7 +289,8 @@ fn share_cores(
     plan: &mut Plan,
     assumed: &mut Vec<String>,
 ) {
-    let local = |role: &&Role| role.with_engine && role.host == "local";
+    let local =
+        |role: &&Role| (role.with_engine || role.kind == RoleKind::Engine) && role.host == "local";
     let sharing: usize = plan.roles.iter().filter(local).map(|role| role.count).sum();
     let is_embedded = recipe.engine.kind == EngineType::Embedded;
     if sharing < 2 || !is_embedded || measured.hops.is_some() {
