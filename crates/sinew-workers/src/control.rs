@@ -5,6 +5,7 @@ use crate::presence::{Presence, PresenceOrder, WorkerStatus};
 use crate::terms::{TicketOrders, WorkerReading, WorkerReport};
 use crate::ticket::ROLLOUT;
 use sinew_queue::system_clock;
+use sinew_rollout::Hop;
 use sinew_store::queue::{LeaseId, Queue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -32,6 +33,8 @@ pub(crate) struct ControlState {
     /// State of the worker, for reports.
     pub(crate) reading: WorkerReading,
     pub(crate) status: WorkerStatus,
+    /// Reports that were answered.
+    pub(crate) reports: Hop,
     /// The worker takes no more tickets.
     pub(crate) leaving: bool,
     /// Reading and status hold what owner and registry must hear before the worker is gone.
@@ -142,10 +145,12 @@ fn report(parts: &ControlParts, shared: &Shared) {
         worker: parts.name.clone(),
         reading: shared.state().reading,
     };
+    let began = Instant::now();
     let orders = parts.owner.report(&report);
     let mut state = shared.state();
     match orders {
         Ok(orders) => {
+            state.reports.call(1, began.elapsed().as_secs_f64());
             state.orders = Some(orders);
             state.away = None;
         }

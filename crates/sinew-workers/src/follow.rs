@@ -8,9 +8,10 @@ use crate::client::{DeskClient, DeskError};
 use crate::mirror::{MirrorError, WeightsMirror};
 use crate::terms::PublishedMark;
 use sinew_engines::{FollowedWeights, WeightsFollower};
+use sinew_rollout::Hop;
 use sinew_types::{Engine, TensorSource, TensorView, WeightsId};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,11 +26,13 @@ struct LoadedState {
     /// Version and lineage, and the hash of their manifest.
     mark: Option<(WeightsId, String)>,
     cause: Option<String>,
+    /// Versions that were followed, with the seconds from the owner's word to their first token.
+    hop: Hop,
 }
 
 /// The weights with which a worker's engine samples. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Loaded(Arc<Mutex<LoadedState>>);
+pub struct Loaded(Arc<(Mutex<LoadedState>, Condvar)>);
 
 impl Loaded {
     /// The weights that sample now.
@@ -42,6 +45,18 @@ impl Loaded {
         self.state().mark.clone()
     }
 
+    /// Versions that were followed, and the seconds of fetching, verifying and loading them.
+    pub fn hop(&self) -> Hop {
+        self.state().hop
+    }
+
+    /// Waits until other weights than `seen` sample, at most for a time.
+    pub fn wait_for_other(&self, seen: Option<WeightsId>, at_most: Duration) {
+        let same = |state: &mut LoadedState| state.mark.as_ref().map(|(id, _)| *id) == seen;
+        // A poisoned lock is usable, and the end of the wait is no error.
+        drop(self.0.1.wait_timeout_while(self.state(), at_most, same));
+    }
+
     /// Reason why the newest weights are not in use, if that is so.
     pub fn cause(&self) -> Option<String> {
         self.state().cause.clone()
@@ -49,10 +64,18 @@ impl Loaded {
 
     /// The engine samples with these weights from now on. `manifest` is the hash of their manifest.
     pub fn set(&self, id: WeightsId, manifest: &str) {
-        *self.state() = LoadedState {
-            mark: Some((id, manifest.to_owned())),
-            cause: None,
-        };
+        let mark = Some((id, manifest.to_owned()));
+        {
+            let mut state = self.state();
+            (state.mark, state.cause) = (mark, None);
+        }
+        self.0.1.notify_all();
+    }
+
+    /// As [`Self::set`], of weights of which this worker heard at a moment.
+    fn set_since(&self, id: WeightsId, manifest: &str, heard: Instant) {
+        self.state().hop.call(1, heard.elapsed().as_secs_f64());
+        self.set(id, manifest);
     }
 
     fn keep(&self, why: String) {
@@ -62,7 +85,7 @@ impl Loaded {
 
     /// Every change is one assignment, so a poisoned lock is usable.
     fn state(&self) -> MutexGuard<'_, LoadedState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -123,7 +146,7 @@ pub fn first_weights(
     let mut last = None;
     while !stop() && Instant::now() < end {
         match fetched(owner, mirror, follower, "") {
-            Ok(Some((Some(first), mark))) => return Ok(Some((first, mark))),
+            Ok(Some((Some(first), mark, _))) => return Ok(Some((first, mark))),
             Ok(_) => {}
             Err(MirrorError::Desk(error)) if !(error.may_pass() || error.is_gone()) => {
                 return Err(error.into());
@@ -137,20 +160,24 @@ pub fn first_weights(
     last.filter(|_| !stop()).map_or(Ok(None), Err)
 }
 
-/// The mark of weights that are others than `seen`, if there are some within the wait, and the weights. The
-/// latter are missing if the follower gave them out before.
+/// Weights that an owner named, their mark, and the time at which it named them. The weights are missing if the
+/// follower gave them out before.
+type Fetched = (Option<FollowedWeights>, PublishedMark, Instant);
+
+/// Weights that are others than `seen`, if there are some within the wait.
 fn fetched(
     owner: &DeskClient,
     mirror: &WeightsMirror,
     follower: &mut WeightsFollower,
     seen: &str,
-) -> Result<Option<(Option<FollowedWeights>, PublishedMark)>, MirrorError> {
+) -> Result<Option<Fetched>, MirrorError> {
     let mark = owner.weights(seen, WAIT)?;
     let Some(mark) = mark.filter(|mark| mark.manifest != seen) else {
         return Ok(None);
     };
+    let heard = Instant::now();
     mirror.sync(owner, &mark)?;
-    Ok(Some((follower.look()?, mark)))
+    Ok(Some((follower.look()?, mark, heard)))
 }
 
 /// Origin of the weights that an owner announces.
@@ -167,8 +194,14 @@ pub enum WeightsOrigin {
     Service,
 }
 
-/// New weights, and their mark; none if they were given out before.
-type NewWeights = (Option<(WeightsId, Arc<dyn TensorSource>)>, PublishedMark);
+/// New weights.
+struct NewWeights {
+    /// None if they were given out before.
+    weights: Option<(WeightsId, Arc<dyn TensorSource>)>,
+    mark: PublishedMark,
+    /// Time at which the owner named them.
+    heard: Instant,
+}
 
 impl WeightsOrigin {
     /// Weights that are others than `seen`, if there are some within the wait.
@@ -180,19 +213,23 @@ impl WeightsOrigin {
         match self {
             Self::Folder { mirror, follower } => {
                 let found = fetched(owner, mirror, follower, seen)?;
-                Ok(found.map(|(weights, mark)| {
-                    let weights = weights.map(|weights| {
+                Ok(found.map(|(weights, mark, heard)| NewWeights {
+                    weights: weights.map(|weights| {
                         let id = weights.id();
                         (id, Arc::new(weights) as Arc<dyn TensorSource>)
-                    });
-                    (weights, mark)
+                    }),
+                    mark,
+                    heard,
                 }))
             }
             Self::Service => {
                 let mark = owner.weights(seen, WAIT)?.filter(|m| m.manifest != seen);
                 let Some(mark) = mark else { return Ok(None) };
-                let weights = at_service(&mark)?;
-                Ok(Some((Some(weights), mark)))
+                Ok(Some(NewWeights {
+                    weights: Some(at_service(&mark)?),
+                    mark,
+                    heard: Instant::now(),
+                }))
             }
         }
     }
@@ -283,7 +320,11 @@ fn follow(mut parts: FollowParts, stop: &AtomicBool) {
         let found = parts.origin.fetched(&parts.owner, &seen);
         let why = match found {
             Ok(None) => continue,
-            Ok(Some((None, mark))) => {
+            Ok(Some(NewWeights {
+                weights: None,
+                mark,
+                ..
+            })) => {
                 // They were loaded under an earlier mark: another worker of the host was faster.
                 let loaded = parts.loaded.get();
                 let named = mark.id.parse::<WeightsId>();
@@ -293,19 +334,21 @@ fn follow(mut parts: FollowParts, stop: &AtomicBool) {
                 seen = mark.manifest;
                 continue;
             }
-            Ok(Some((Some((id, weights)), mark))) => {
-                match parts.engine.load_weights(id.version, weights) {
-                    Ok(()) => {
-                        parts.loaded.set(id, &mark.manifest);
-                        (seen, last) = (mark.manifest, None);
-                        continue;
-                    }
-                    Err(e) => {
-                        parts.origin.again();
-                        e.to_string()
-                    }
+            Ok(Some(NewWeights {
+                weights: Some((id, weights)),
+                mark,
+                heard,
+            })) => match parts.engine.load_weights(id.version, weights) {
+                Ok(()) => {
+                    parts.loaded.set_since(id, &mark.manifest, heard);
+                    (seen, last) = (mark.manifest, None);
+                    continue;
                 }
-            }
+                Err(e) => {
+                    parts.origin.again();
+                    e.to_string()
+                }
+            },
             // The owner may be away, or has published a newer version meanwhile.
             Err(MirrorError::Desk(e)) if e.may_pass() || e.is_gone() => {
                 std::thread::sleep(PAUSE);

@@ -1,6 +1,7 @@
 //! Messages between owner and workers, as plain data.
 
 use serde::{Deserialize, Serialize};
+use sinew_rollout::Hops;
 use std::collections::BTreeMap;
 
 /// Facts of a run that a worker needs before it makes its parts: the answer to `GET /run`.
@@ -105,6 +106,8 @@ pub struct WorkerReading {
     pub booting: usize,
     pub generating: usize,
     pub in_tool: usize,
+    /// Calls of the worker.
+    pub hops: Hops,
 }
 
 /// The body of `POST /tickets`.

@@ -7,16 +7,17 @@
 
 use crate::client::{DeskClient, DeskError};
 use crate::control::{Control, ControlParts, Shared};
+use crate::follow::Loaded;
 use crate::live::LiveAgents;
 use crate::presence::{Presence, WorkerStatus};
 use crate::terms::{RunTerms, WorkerReading};
 use crate::ticket::{ROLLOUT, Ticket, ran, rollout_consumer};
 use crate::worker_weights::WorkerWeights;
 use sinew_queue::system_clock;
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Runner};
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Hops, Runner};
 use sinew_store::queue::{AckedRow, LeaseId, Queue, RowRequest, RowSelection, Sample};
 use sinew_store::{MemoryStore, StoreError, TraceStore};
-use sinew_types::EpisodeId;
+use sinew_types::{EpisodeId, WeightsId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,10 +31,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const WAIT: Duration = Duration::from_secs(1);
 /// Interval between two attempts at a lease while episodes run.
 const LEASE_EVERY: Duration = Duration::from_millis(200);
-/// Part of the slots for which one call asks at most, so that workers that start together share tickets.
+/// Part of the slots for which one call asks at most, and the pause until the next call while slots are free,
+/// so that workers that start together share tickets.
 const LEASE_PART: usize = 4;
+const LEASE_PAUSE: Duration = Duration::from_millis(5);
 /// Traces that wait for their ack; a worker with more leases nothing.
 const MAX_UNSENT: usize = 256;
+/// Traces, and their bytes, that one call brings.
+const ACK_ROWS: usize = 64;
+const ACK_BYTES: usize = 8 << 20;
 /// Episodes that a worker names when it leaves before they have ended.
 const NAMED: usize = 8;
 /// Capacity for traces between their end and their ack.
@@ -180,6 +186,9 @@ pub fn work(
         unsent: VecDeque::new(),
         counts: WorkerCounts::default(),
         leased: None,
+        more: false,
+        seen: None,
+        hops: Hops::default(),
         leaves: None,
         busy: Instant::now(),
         cancel: watch::channel(false),
@@ -256,6 +265,12 @@ struct Worker {
     counts: WorkerCounts,
     /// Time of the last attempt at a lease.
     leased: Option<Instant>,
+    /// The last lease was as large as asked for, and slots are free: there may be more tickets.
+    more: bool,
+    /// Weights of the engine when tickets were last started.
+    seen: Option<WeightsId>,
+    /// Calls for tickets, and with traces.
+    hops: Hops,
     /// Time at which it was asked to leave.
     leaves: Option<Instant>,
     /// Last time with an episode.
@@ -346,9 +361,11 @@ impl Worker {
 
     /// Brings traces to the owner. While it does not answer they are kept.
     fn send(&mut self) -> Result<(), WorkerError> {
-        while let Some(unsent) = self.unsent.front() {
-            let row = std::slice::from_ref(&unsent.row);
-            match self.queue.ack(ROLLOUT, unsent.lease, row) {
+        while let Some(first) = self.unsent.front() {
+            let lease = first.lease;
+            let rows = together(&self.unsent);
+            let began = Instant::now();
+            match self.queue.ack(ROLLOUT, lease, &rows) {
                 Ok(settled) => {
                     // A ticket that another worker has counts there.
                     self.counts.finished += settled.changed as u64;
@@ -356,10 +373,17 @@ impl Worker {
                 }
                 Err(error) => return passing(error),
             }
-            self.shared.state().held.remove(&unsent.row.key);
-            let sent = std::slice::from_ref(&unsent.episode);
-            self.store.remove(sent).map_err(BatchError::from)?;
-            self.unsent.pop_front();
+            self.hops
+                .ack
+                .call(rows.len(), began.elapsed().as_secs_f64());
+            let sent: Vec<Unsent> = self.unsent.drain(..rows.len()).collect();
+            let mut state = self.shared.state();
+            for unsent in &sent {
+                state.held.remove(&unsent.row.key);
+            }
+            drop(state);
+            let episodes: Vec<EpisodeId> = sent.into_iter().map(|unsent| unsent.episode).collect();
+            self.store.remove(&episodes).map_err(BatchError::from)?;
         }
         Ok(())
     }
@@ -377,6 +401,7 @@ impl Worker {
 
     /// Leases tickets for free slots.
     fn lease(&mut self) -> Result<(), WorkerError> {
+        self.more = false;
         let held = self.waiting.len() + self.running.len();
         let free = self.slots.saturating_sub(held);
         let paused = self.shared.state().orders.as_ref().is_none_or(|o| o.paused);
@@ -394,6 +419,7 @@ impl Worker {
             ttl_ms: self.terms.lease_ms,
             take: RowSelection::Sample(Sample::rows(rows)),
         };
+        let began = Instant::now();
         let batch = match self.queue.lease(&ask, system_clock()()) {
             Ok(batch) => batch,
             Err(error) => return passing(error),
@@ -401,9 +427,11 @@ impl Worker {
         let Some(lease) = batch.lease else {
             return Ok(());
         };
+        let took_s = began.elapsed().as_secs_f64();
+        self.hops.lease.call(batch.rows.len(), took_s);
         if batch.rows.len() == rows {
-            // There may be more.
             self.leased = None;
+            self.more = rows < free;
         }
         for row in batch.rows {
             match Ticket::of_row(&row) {
@@ -424,6 +452,7 @@ impl Worker {
 
     /// Starts the episodes of tickets whose weights are here.
     fn start(&mut self) -> Result<(), WorkerError> {
+        self.seen = self.weights.followed().and_then(Loaded::get);
         if self.waiting.is_empty() {
             return Ok(());
         }
@@ -451,7 +480,15 @@ impl Worker {
             self.busy = Instant::now();
         }
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let weights = self.weights.followed().map(Loaded::hop);
+        let weights = weights.unwrap_or_default();
         let mut state = self.shared.state();
+        let report = state.reports;
+        let hops = Hops {
+            weights,
+            report,
+            ..self.hops
+        };
         state.reading = WorkerReading {
             engine_busy_s: engine.busy_s,
             sandbox_s: parts.sandbox_wait.seconds(),
@@ -463,6 +500,7 @@ impl Worker {
             booting: gauges.booting,
             generating: gauges.generating,
             in_tool: gauges.in_tool,
+            hops,
         };
         state.status = WorkerStatus {
             version: self.weights.version(parts.engine.as_ref()),
@@ -476,6 +514,10 @@ impl Worker {
 
     /// Waits a moment for episodes, or for tickets where none runs.
     fn wait(&mut self) -> Result<(), WorkerError> {
+        if self.more {
+            std::thread::sleep(LEASE_PAUSE);
+            return Ok(());
+        }
         if self.runner.is_running() {
             let ended = self.runner.ended(&mut self.cancel.1);
             let ended = self.runtime.block_on(ended)?;
@@ -503,7 +545,10 @@ impl Worker {
             return Ok(());
         }
         if !self.waiting.is_empty() || !self.unsent.is_empty() || self.leaves.is_some() {
-            std::thread::sleep(LOOK_EVERY);
+            match self.weights.followed() {
+                Some(loaded) => loaded.wait_for_other(self.seen, LOOK_EVERY),
+                None => std::thread::sleep(LOOK_EVERY),
+            }
             return Ok(());
         }
         // A look in between would miss no ticket: the next round asks before it waits again.
@@ -581,6 +626,21 @@ impl Worker {
     }
 }
 
+/// The rows at the front of a queue that one call may bring: of one lease, and not too large. At least one.
+fn together(unsent: &VecDeque<Unsent>) -> Vec<AckedRow> {
+    let Some(first) = unsent.front() else {
+        return Vec::new();
+    };
+    let mut bytes = 0;
+    let fits = |unsent: &&Unsent| {
+        let own: usize = unsent.row.fields.iter().map(|f| f.value.len()).sum();
+        bytes += own;
+        unsent.lease == first.lease && (bytes == own || bytes <= ACK_BYTES)
+    };
+    let rows = unsent.iter().take(ACK_ROWS).take_while(fits);
+    rows.map(|unsent| unsent.row.clone()).collect()
+}
+
 /// Episodes and rollouts of agents that had not ended when their worker left: some of them by name.
 fn interrupted(count: usize, named: &[EpisodeId]) -> String {
     let mut names: Vec<&str> = named.iter().map(EpisodeId::as_str).collect();
@@ -609,6 +669,43 @@ fn passing(error: StoreError) -> Result<(), WorkerError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_store::queue::Field;
+
+    fn unsent(lease: u64, key: usize, bytes: usize) -> Unsent {
+        let mut row = AckedRow::of(key.to_string());
+        row.fields.push(Field::new("trace", vec![0_u8; bytes]));
+        Unsent {
+            lease: LeaseId(lease),
+            row,
+            episode: EpisodeId::new(key.to_string()),
+        }
+    }
+
+    #[test]
+    fn one_call_brings_traces_of_one_lease_up_to_its_limits() {
+        let calls = |rows: &[(u64, usize)]| {
+            let each = rows.iter().enumerate();
+            let mut left: VecDeque<Unsent> = each
+                .map(|(key, (lease, bytes))| unsent(*lease, key, *bytes))
+                .collect();
+            let mut calls = Vec::new();
+            while !left.is_empty() {
+                let rows = together(&left);
+                calls.push(rows.len());
+                left.drain(..rows.len());
+            }
+            calls
+        };
+        assert_eq!(calls(&[(1, 10), (1, 10), (2, 10), (1, 10)]), [2, 1, 1]);
+        assert_eq!(calls(&[(1, 1); 2 * ACK_ROWS + 1]), [ACK_ROWS, ACK_ROWS, 1]);
+        // A trace that is too large for a call with others has its own.
+        let large = ACK_BYTES + 1;
+        assert_eq!(
+            calls(&[(1, large), (1, 1), (1, large), (1, large)]),
+            [1, 1, 1, 1]
+        );
+        assert!(calls(&[]).is_empty());
+    }
 
     #[test]
     fn interrupted_episodes_are_counted_and_named_within_a_bound() {
@@ -617,8 +714,14 @@ mod tests {
             ids.map(|n| EpisodeId::new(format!("e{n:02}"))).collect()
         };
         let few = interrupted(2, &episodes(2));
-        assert!(few.starts_with("2 episodes") && few.ends_with(": e00, e01"), "{few}");
+        assert!(
+            few.starts_with("2 episodes") && few.ends_with(": e00, e01"),
+            "{few}"
+        );
         let many = interrupted(NAMED + 3, &episodes(NAMED + 3));
-        assert!(many.starts_with("11 episodes") && many.ends_with("e07 and 3 more"), "{many}");
+        assert!(
+            many.starts_with("11 episodes") && many.ends_with("e07 and 3 more"),
+            "{many}"
+        );
     }
 }

@@ -34,6 +34,14 @@ impl WorkerWeights {
         }
     }
 
+    /// The weights that an engine of this process follows.
+    pub(crate) fn followed(&self) -> Option<&Loaded> {
+        match self {
+            Self::Followed(loaded) => Some(loaded),
+            Self::Servers | Self::Found(_) => None,
+        }
+    }
+
     /// Whether tickets may be leased: without an engine they are better left to other workers.
     pub(crate) fn are_there(&self) -> bool {
         match self {
@@ -86,6 +94,9 @@ mod tests {
         assert_eq!(served(&[]), None);
         let loading = view(Some(9), Some("it has loading-v9"));
         assert_eq!(served(std::slice::from_ref(&loading)), None);
-        assert_eq!(served(&[view(Some(3), None), loading, view(None, Some("empty"))]), Some(3));
+        assert_eq!(
+            served(&[view(Some(3), None), loading, view(None, Some("empty"))]),
+            Some(3)
+        );
     }
 }
