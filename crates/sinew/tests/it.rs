@@ -142,8 +142,9 @@ mod workers;
 mod worlds;
 
 use serde_json::Value;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn root() -> PathBuf {
@@ -154,6 +155,31 @@ fn sinew() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
     command.current_dir(root());
     command
+}
+
+/// A process that is killed when the test is over.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One that has ended already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
 }
 
 /// `recipes/tiny.toml` with a model of a hundred thousand weights: 60 steps in seconds.

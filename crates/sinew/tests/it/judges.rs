@@ -1,6 +1,6 @@
 //! Judges: a model that learns from one, a spent budget, and early refusals.
 
-use crate::{failure, last_line, sinew};
+use crate::{Running, failure, last_line, sinew};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
@@ -456,14 +456,9 @@ fn a_judge_is_calibrated_against_labels() {
 }
 
 /// The server of `examples/`, which ends with the test.
-struct Example(std::process::Child, String);
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+struct Example {
+    _child: Running,
+    url: String,
 }
 
 fn example(key: &str) -> Example {
@@ -478,7 +473,10 @@ fn example(key: &str) -> Example {
     BufReader::new(child.stdout.as_mut().unwrap())
         .read_line(&mut url)
         .unwrap();
-    Example(child, url.trim().to_owned())
+    Example {
+        _child: Running(child),
+        url: url.trim().to_owned(),
+    }
 }
 
 #[test]
@@ -496,7 +494,7 @@ fn the_reward_server_of_the_examples_keeps_the_protocol_and_scores() {
         .replace("steps = 25", "steps = 2");
     let reward = format!(
         "\"{}\" = {{ weight = 1.0, key_env = \"SINEW_TEST_REWARD_KEY\", batch = 8 }}",
-        server.1
+        server.url
     );
     std::fs::write(&path, format!("{head}[reward]\n{reward}\n[rollout]{rest}")).unwrap();
     let with_key = |args: &[&str], key: &str| {

@@ -1,24 +1,16 @@
 //! The data pool end to end: outside systems push into a real server, a real run trains on it.
 
 use crate::live::send;
-use crate::{failure, last_line, root, sinew};
+use crate::{Running, failure, last_line, root, sinew};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 struct Serving {
-    child: Child,
+    child: Running,
     url: String,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // One that has ended already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 const TOKEN: &str = "control-token-of-the-tests";
@@ -57,7 +49,7 @@ fn serve(dir: &Path) -> Serving {
     out.read_line(&mut line).unwrap();
     let told: Value = serde_json::from_str(&line).unwrap();
     Serving {
-        child,
+        child: Running(child),
         url: told["url"].as_str().unwrap().to_owned(),
     }
 }
