@@ -235,6 +235,17 @@ fn run_ok(command: &mut Command) -> String {
     out.into_owned()
 }
 
+/// JSON values, one a line.
+fn json_lines(text: &str) -> Vec<Value> {
+    let lines = text.lines();
+    lines.map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+/// The values of a file of JSON lines.
+fn json_file(file: impl AsRef<Path>) -> Vec<Value> {
+    json_lines(&std::fs::read_to_string(file).unwrap())
+}
+
 fn failure(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code));
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -459,10 +470,7 @@ fn passes_every_check(recipe: &str) -> String {
     let output = sinew().args(["check", recipe, "--json"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    let rows: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let rows = json_lines(&text);
     let (failed, passed): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["ok"] == false);
     assert!(passed.len() >= 7, "{recipe}: {text}{errors}");
     for row in &failed {

@@ -1,6 +1,6 @@
 //! Agent programs from outside: trained end to end, refused, cut, and the wheel of the client.
 
-use super::{Running, failure, last_line, passes_every_check, root, sinew};
+use super::{Running, failure, json_file, last_line, passes_every_check, root, sinew};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -34,9 +34,7 @@ fn train(dir: &Path, recipe: &Path) -> (Value, Vec<Value>) {
         .arg(recipe)
         .args(["--json", "--run-dir"]);
     let last = last_line(&command.arg(&run).output().unwrap());
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = metrics.lines().map(|l| serde_json::from_str(l).unwrap());
-    (last, steps.collect())
+    (last, json_file(run.join("metrics.jsonl")))
 }
 
 /// Trains a program for some of the recipe's 12 steps, and holds what does not depend on its learning.

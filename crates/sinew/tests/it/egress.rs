@@ -1,6 +1,6 @@
 //! `sinew serve --sandbox-only` with network access: from code inside to servers outside, and no further.
 
-use crate::{Running, sinew};
+use crate::{Running, json_lines, sinew};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -172,10 +172,7 @@ for kind in [(socket.AF_INET, socket.SOCK_DGRAM), (socket.AF_INET, socket.SOCK_R
     );
     assert_eq!(seen.lock().unwrap().len(), 1);
     let log = std::fs::read_to_string(audit.join("default.e1.jsonl")).unwrap();
-    let decisions: Vec<Value> = log
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let decisions = json_lines(&log);
     assert_eq!(decisions.len(), 6, "{log}");
     assert_eq!(decisions[0]["decision"], "allowed");
     assert!(

@@ -1,6 +1,6 @@
 //! The smallest projects (`examples/first/`), whose lines docs/compare.md counts: each trains a tiny model.
 
-use crate::{Running, last_line, root, run_ok, sinew};
+use crate::{Running, json_file, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,10 +31,7 @@ fn trained(dir: &Path, case: &str, steps: u32, more: &[&str]) -> Value {
 
 /// The mean reward of the first and of the last five steps.
 pub(crate) fn rises(dir: &Path, case: &str) {
-    let text = std::fs::read_to_string(dir.join(case).join("metrics.jsonl")).unwrap();
-    let steps = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let steps = json_file(dir.join(case).join("metrics.jsonl")).into_iter();
     let rewards: Vec<f64> = steps
         .map(|s| s["rollout"]["reward"].as_f64().unwrap())
         .collect();

@@ -1,6 +1,6 @@
 //! Judges: a model that learns from one, a spent budget, and early refusals.
 
-use crate::{Running, failure, last_line, sinew};
+use crate::{Running, failure, json_file, last_line, sinew};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
@@ -137,11 +137,7 @@ fn a_model_learns_from_a_judge() {
         );
     }
     // Every verdict is kept, so no question was asked twice.
-    let kept = std::fs::read_to_string(dir.path().join("run/judges/letters.jsonl")).unwrap();
-    let lines: Vec<Value> = kept
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let lines = json_file(dir.path().join("run/judges/letters.jsonl"));
     let mut keys: Vec<&str> = lines.iter().filter_map(|l| l["key"].as_str()).collect();
     let verdicts = keys.len();
     keys.sort_unstable();
@@ -174,11 +170,7 @@ fn a_model_learns_from_comparisons() {
     );
     let args = ["train", "own.toml", "--json", "--run-dir", "run"];
     last_line(&run(dir.path(), &args));
-    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
-    let steps: Vec<Value> = steps
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let steps = json_file(dir.path().join("run/metrics.jsonl"));
     let metric = |step: &Value, name: &str| step["rollout"]["metrics"][name].as_f64().unwrap();
     for step in &steps {
         assert_eq!(step["rollout"]["unscored"], 0, "{step}");

@@ -1,7 +1,7 @@
 //! `sinew train --serve`: agents that run already, and services that a recipe drives.
 
 use crate::first::free_port;
-use crate::{Running, failure, last_line, root, sinew};
+use crate::{Running, failure, json_file, last_line, root, sinew};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -98,11 +98,7 @@ pub(crate) fn send(
 
 /// Mean rewards of the first and of the last steps of a run.
 fn rise(dir: &Path) -> (f64, f64) {
-    let metrics = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
-    let steps: Vec<Value> = metrics
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let steps = json_file(dir.join("metrics.jsonl"));
     let reward = |s: &Value| s["rollout"]["reward"].as_f64().unwrap();
     let mean = |s: &[Value]| s.iter().map(reward).sum::<f64>() / s.len() as f64;
     (mean(&steps[..3]), mean(&steps[steps.len() - 5..]))

@@ -1,6 +1,6 @@
 //! Users' tasks and environments, by the commands that people type.
 
-use super::{Running, last_line, root, sinew};
+use super::{Running, json_lines, last_line, root, sinew};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -21,9 +21,7 @@ fn lines(output: &Output) -> Vec<Value> {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     let text = String::from_utf8_lossy(&output.stdout);
-    text.lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect()
+    json_lines(&text)
 }
 
 #[test]
