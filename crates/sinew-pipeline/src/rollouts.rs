@@ -7,7 +7,9 @@ use crate::stored::{ChangedParts, StoredEpisodes, StoredParts};
 use sinew_algo::TurnStages;
 use sinew_env::Taskset;
 use sinew_orchestrator::{BOARD, Draw, PipelineError, RolloutProgress, draw_of};
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, InFlight, ResumedCounts, Runner};
+use sinew_rollout::{
+    BatchError, EpisodeOptions, EpisodeParts, Hops, InFlight, ResumedCounts, Runner,
+};
 use sinew_store::TraceStore;
 use sinew_types::EpisodeId;
 use std::path::PathBuf;
@@ -255,6 +257,7 @@ impl Rollouts for EngineRollouts {
                 Some((_, all)) => all.resumed(),
                 None => ResumedCounts::default(),
             },
+            hops: Hops::default(),
         }
     }
 

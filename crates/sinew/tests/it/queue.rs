@@ -18,6 +18,15 @@ impl Running {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
+
+    /// Asks it to end, as a host does that is taken away, and waits until it has; whether it ended well.
+    pub(crate) fn terminate(&mut self) -> bool {
+        let asked = Command::new("kill")
+            .args(["-TERM", &self.0.id().to_string()])
+            .status();
+        assert!(asked.unwrap().success());
+        self.0.wait().unwrap().success()
+    }
 }
 
 impl Drop for Running {
