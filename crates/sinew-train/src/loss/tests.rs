@@ -372,7 +372,7 @@ fn largest(spec: &LossSpec, row: &GoldenRow) -> f64 {
 fn corrected(correction: Correction) -> LossSpec {
     LossSpec {
         correction,
-        ..spec(Surrogate::Reinforce)
+        ..LossSpec::new(Surrogate::Reinforce)
     }
 }
 
