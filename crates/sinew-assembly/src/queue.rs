@@ -159,10 +159,7 @@ pub fn recipe_score(recipe: &RunPlan, tasks: &Tasks) -> Result<RecipeScore, Fail
             "the recipe has no reward of its own: only its environment can score an episode\n  hint: add [reward]",
         ));
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     Ok(RecipeScore {
         runtime,
         renderer: renderer(&recipe.model, &recipe.env)?,

@@ -6,7 +6,7 @@
 //! own tokens and fixed with the client: the ids of a request are others.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
-use crate::backend::{AttemptSink, Backend, Probe, Weights};
+use crate::backend::{AttemptSink, Backend, Probe};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::AttemptError;
 use crate::plain::{self, PlainServer, made_up, stopped};
@@ -366,17 +366,5 @@ impl Backend for ChatBackend {
     fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
         self.server.label(id);
         std::future::ready(Ok(())).boxed()
-    }
-
-    fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        plain::cannot("loading weights: it is for evaluation only")
-    }
-
-    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        plain::cannot("sleeping")
-    }
-
-    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        plain::cannot("waking up")
     }
 }

@@ -6,7 +6,7 @@
 //! from the sampled ones.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
-use crate::backend::{AttemptSink, Backend, NamedAdapter, Probe, Weights};
+use crate::backend::{AttemptSink, Backend, Probe};
 use crate::check::{max_new_tokens, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
@@ -234,13 +234,6 @@ impl Backend for OpenaiBackend {
         plain::accepts(sampling)
     }
 
-    fn load_adapter<'a>(
-        &'a self,
-        _adapter: &'a NamedAdapter,
-    ) -> BoxFuture<'a, Result<(), AttemptError>> {
-        plain::cannot("adapters: it is for evaluation only")
-    }
-
     fn accepts_prompt(&self, _asked: &PromptLogprobs) -> Result<(), AttemptError> {
         let allowed = "nothing: the OpenAI protocol does not have log-probs of a prompt by ids";
         Err(refused("prompt_logprobs", &"set", allowed))
@@ -261,17 +254,5 @@ impl Backend for OpenaiBackend {
     fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
         self.server.label(id);
         std::future::ready(Ok(())).boxed()
-    }
-
-    fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        plain::cannot("loading weights: it is for evaluation only")
-    }
-
-    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        plain::cannot("sleeping")
-    }
-
-    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        plain::cannot("waking up")
     }
 }

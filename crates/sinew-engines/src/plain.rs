@@ -6,8 +6,6 @@ use crate::backend::{AttemptSink, Probe, ServedWeights};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::AttemptError;
 use crate::http::Http;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use serde::Deserialize;
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, WeightsId};
 use std::sync::{Mutex, PoisonError};
@@ -116,12 +114,6 @@ pub(crate) fn accepts(sampling: &SamplingParams) -> Result<(), AttemptError> {
             allowed: "nothing: the OpenAI protocol does not have it for ids".to_owned(),
         })),
     }
-}
-
-/// The answer to a command that such a server does not have.
-pub(crate) fn cannot<'a>(what: &str) -> BoxFuture<'a, Result<(), AttemptError>> {
-    let why = what.to_owned();
-    std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
 }
 
 /// Forwards ids that the server did not report: those of its encoded text, and a stop id. Their

@@ -541,10 +541,7 @@ mod tests {
         let task = sinew_types::Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: serde_json::Value::Null,
-            seed: 0,
+            ..sinew_types::Task::default()
         };
         let spec = sinew_rollout::EpisodeSpec {
             episode: sinew_types::EpisodeId::new("e"),

@@ -69,10 +69,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
     }
     let reader = sinew_assembly::run_reader(&args.run_dir)?;
     let tasks = tasks(&reader, &args.purpose, &members)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
-    let runtime = runtime.map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     let renderer = sinew_assembly::renderer_of(&args.run_dir, &run)?;
     let store = if args.dry_run {
         None

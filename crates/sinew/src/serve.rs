@@ -194,10 +194,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let token = control_token(args)?;
     let endpoint = args.tls.endpoint("--listen", args.listen)?;
     let (gateway, pool, engine) = gateway(args)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     if let Some(folder) = &args.follow {
         let (follower, json) = (WeightsFollower::new(folder), args.json);
         runtime.spawn(follow(engine, follower, move |followed| {

@@ -95,16 +95,8 @@ fn token_signals(folder: &Path, step: u64, traces: &[Trace]) {
             tokens: path.iter().map(|t| t.id).collect(),
             weights: path.iter().map(weight).collect(),
             advantages: path.iter().map(|t| sign * weight(t)).collect(),
-            temperatures: Vec::new(),
             behaviour_logprobs: path.iter().map(|t| t.logprob.unwrap_or(0.0)).collect(),
-            ref_logprobs: None,
-            prox_logprobs: None,
-            values: None,
-            returns: None,
-            teacher_top: None,
-            masks: None,
-            routes: Vec::new(),
-            oldest_version: PolicyVersion(0),
+            ..TrainRow::default()
         };
         let logprobs = path.iter().map(|t| t.logprob.unwrap_or(0.0) + change(t));
         (row, Some(logprobs.collect()))

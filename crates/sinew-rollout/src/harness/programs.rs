@@ -322,10 +322,9 @@ mod tests {
         let task = Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
             prompt: "p".into(),
             data: serde_json::json!({ "answer": 42 }),
-            seed: 0,
+            ..Task::default()
         };
         let env = variables("http://127.0.0.1:5/r/e/v1", "key", &task);
         let get = |name: &str| {
@@ -409,10 +408,9 @@ def solve(task):
         let task = Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
             prompt: "p".into(),
             data: serde_json::json!({}),
-            seed: 0,
+            ..Task::default()
         };
         let limit = Duration::from_secs(60);
         programs

@@ -473,16 +473,6 @@ impl Backend for TinkerBackend {
         }
         .boxed()
     }
-
-    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        let why = "sleeping".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
-    }
-
-    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        let why = "waking up".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
-    }
 }
 
 #[cfg(test)]

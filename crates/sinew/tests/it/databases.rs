@@ -9,7 +9,7 @@ use crate::late::TIS;
 use crate::queue::until;
 use crate::resume::{done, end, recipe, same, train};
 use crate::view::{get, view};
-use crate::{last_line, root, run_ok, sinew};
+use crate::{json_lines, last_line, root, run_ok, sinew};
 use serde_json::{Value, json};
 use servers::{PostgresServer, RedisServer};
 use std::path::{Path, PathBuf};
@@ -97,8 +97,7 @@ fn a_run_in_postgres_ends_like_one_on_disk_whoever_is_killed() {
 /// The output of a command, a JSON object a line.
 fn rows(args: &[&str]) -> Vec<Value> {
     let said = run_ok(sinew().args(args).arg("--json"));
-    let rows = said.lines().map(|line| serde_json::from_str(line).unwrap());
-    rows.collect()
+    json_lines(&said)
 }
 
 /// Keys of a store in a database, with payloads in a folder.
@@ -211,9 +210,7 @@ fn give(run: &Path) {
     list.arg("episodes").arg(run).args(["--purpose", "train"]);
     let listed = list.args(["--json", "--limit", "10000"]).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
-    let rows = listed
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let rows = json_lines(&listed).into_iter();
     let waiting = rows.filter(|row| row["waits"] == true).enumerate();
     let verdict = |(n, row): (usize, Value)| {
         json!({"episode": row["episode"], "name": "thumbs", "value": n % 3, "at": 1.0}).to_string()
