@@ -176,7 +176,10 @@ mod tests {
             );
             RunPlan::parse(Path::new("demo.toml"), &text, ENVIRONMENTS).unwrap()
         };
-        let (plain, with) = (plan(""), plan("[launch]\n[launch.rollout]\n[launch.engine]\n"));
+        let (plain, with) = (
+            plan(""),
+            plan("[launch]\n[launch.rollout]\n[launch.engine]\n"),
+        );
         let roles = |engines: WorkerEngines, plan: &RunPlan| engines.are_roles(plan).unwrap();
         assert!(!roles(WorkerEngines::Auto, &plain) && roles(WorkerEngines::Auto, &with));
         assert!(roles(WorkerEngines::Roles, &plain) && !roles(WorkerEngines::Own, &with));

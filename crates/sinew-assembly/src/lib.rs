@@ -143,10 +143,10 @@ pub use tinker::{check_service, is_at_service, key as service_key, service_model
 pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;
+pub use found_engines::WorkerEngines;
 pub use sinew_http::server::{Endpoint, Listener};
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
-pub use found_engines::WorkerEngines;
 pub use worker::{FollowedEngine, WorkerOptions, WorkerRun, follow_engine, join};
 
 use adapter::MeasuredAdapter;

@@ -178,7 +178,10 @@ impl Owner {
 
     /// Names a version that engines have now to the registry, with the hash of its manifest if it has one.
     fn name(&self, version: PolicyVersion) {
-        let mark = self.tickets.as_ref().and_then(|tickets| tickets.desk.mark());
+        let mark = self
+            .tickets
+            .as_ref()
+            .and_then(|tickets| tickets.desk.mark());
         let is_named = |mark: &PublishedMark| {
             let id = mark.id.parse::<WeightsId>();
             id.is_ok_and(|id| id.version == version)

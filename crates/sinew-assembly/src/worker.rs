@@ -333,7 +333,9 @@ pub fn follow_engine(
     let made = sampler(owner, terms, options, &recipe, &renderer, &device)?;
     let Some(made) = made else { return Ok(None) };
     let WorkerWeights::Followed(loaded) = made.weights else {
-        return Err(Failure::system("--role engine: the engine follows no weights"));
+        return Err(Failure::system(
+            "--role engine: the engine follows no weights",
+        ));
     };
     Ok(Some(FollowedEngine {
         engine: made.engine,

@@ -240,12 +240,7 @@ fn overdue(registry: &mut Registry, now_ms: u64, steps: &mut Vec<Step>) {
 
 /// Ends roles that a launcher started and whose weights stay wrong for too long: the next incarnation of the
 /// place follows as after any other failure. What a person started is not ended here.
-fn replace_wrong(
-    registry: &mut Registry,
-    quarantine_ms: u64,
-    now_ms: u64,
-    steps: &mut Vec<Step>,
-) {
+fn replace_wrong(registry: &mut Registry, quarantine_ms: u64, now_ms: u64, steps: &mut Vec<Step>) {
     let wrong = registry.slots().filter(|(_, slot)| {
         let since = slot.quarantined_ms.map(|at| now_ms.saturating_sub(at));
         let works = slot.is_there() && slot.state != RoleState::Draining;

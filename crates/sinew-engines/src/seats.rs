@@ -15,9 +15,7 @@ use crate::config::{ConfigError, Timeouts};
 use crate::error::AttemptError;
 use crate::http::{self, Http};
 use crate::local::{refusal, server_end};
-use crate::served::{
-    GENERATE_PATH, STATE_PATH, ServedCall, ServedEvent, ServedMark, ServedState,
-};
+use crate::served::{GENERATE_PATH, STATE_PATH, ServedCall, ServedEvent, ServedMark, ServedState};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{Fidelity, FinishReason, PromptLogprobs, WeightsId};
@@ -237,9 +235,7 @@ impl SeatedEngine {
                 return Ok(end);
             }
         }
-        Err(AttemptError::Cut(
-            "the engine said nothing more".to_owned(),
-        ))
+        Err(AttemptError::Cut("the engine said nothing more".to_owned()))
     }
 
     /// Hands an event on; the end, if it is one.
@@ -406,7 +402,10 @@ mod tests {
             (id(4, 1), "aa"),
         ] {
             let judged = known.judged(&mark(other, manifest));
-            assert!(matches!(judged, ServedWeights::Foreign(_)), "{other} {manifest}");
+            assert!(
+                matches!(judged, ServedWeights::Foreign(_)),
+                "{other} {manifest}"
+            );
         }
         known.announce(id(6, 1), "cc".into());
         assert_eq!(known.judged(&mark(id(5, 1), "aa")), served);

@@ -5,8 +5,8 @@
 //! that one recipe fits a laptop and a cluster.
 
 use crate::rule::Rules;
-use crate::{RolloutPlace, RunPlan};
 use crate::section::{choice, section};
+use crate::{RolloutPlace, RunPlan};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -383,7 +383,10 @@ mod tests {
     fn workers_are_refused_with_the_reason() {
         for (more, word) in [
             ("cross_policy = { share = 0.5 }", "the newest weights only"),
-            ("[engine]\ntype = \"openai\"\nurl = \"http://a\"", "nor takes new ones"),
+            (
+                "[engine]\ntype = \"openai\"\nurl = \"http://a\"",
+                "nor takes new ones",
+            ),
         ] {
             let why = parse(&format!("[rollout]\nplace = \"workers\"\n{more}\n")).unwrap_err();
             assert!(why.contains(word), "{more}: {why}");

@@ -275,7 +275,11 @@ async fn report(
 async fn live(State(shared): State<Shared>, body: Bytes) -> Result<Response, Refusal> {
     let Some(inbox) = shared.desk.live.get().map(Arc::clone) else {
         let text = "this run trains no agents that open rollouts by themselves";
-        return Err(Refusal(StatusCode::NOT_FOUND, "no_live_agents", text.into()));
+        return Err(Refusal(
+            StatusCode::NOT_FOUND,
+            "no_live_agents",
+            text.into(),
+        ));
     };
     let trace = shared.desk.rollout(&body)?;
     let stored = tokio::task::spawn_blocking(move || inbox.finished(&trace)).await;

@@ -204,7 +204,9 @@ impl Answer {
         // The same version may be published again with other weights.
         let again = mark.id == self.weights.id && mark.manifest != self.weights.manifest;
         let count = tokens.len();
-        let own = tokens.into_iter().take_while(|t| t.version == version && !again);
+        let own = tokens
+            .into_iter()
+            .take_while(|t| t.version == version && !again);
         let own: Vec<ServedToken> = own.map(token).collect();
         if own.len() == count {
             return ServedEvent::Tokens(own);
@@ -242,7 +244,10 @@ async fn state(State(routes): State<Arc<EngineRoutes>>) -> Json<ServedState> {
 }
 
 /// `POST /engine/generate`.
-async fn generate(State(routes): State<Arc<EngineRoutes>>, Json(call): Json<ServedCall>) -> Response {
+async fn generate(
+    State(routes): State<Arc<EngineRoutes>>,
+    Json(call): Json<ServedCall>,
+) -> Response {
     let frames = match routes.begin(call) {
         Ok(answer) => {
             let next = |mut answer: Answer| async move {

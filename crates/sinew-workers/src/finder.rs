@@ -117,7 +117,9 @@ fn find(mut parts: FinderParts, stop: &AtomicBool) {
             Ok(Some(mark)) if mark.manifest != parts.seen => {
                 match mark.id.parse::<WeightsId>() {
                     Ok(id) => parts.known.announce(id, mark.manifest.clone()),
-                    Err(error) => tracing::warn!(%error, "the owner announced weights without a name"),
+                    Err(error) => {
+                        tracing::warn!(%error, "the owner announced weights without a name")
+                    }
                 }
                 parts.seen = mark.manifest;
             }

@@ -81,18 +81,32 @@ fn an_engine_listens_where_the_workers_of_the_run_reach_it() {
         };
         let id = RoleId::new("demo-1", RoleKind::Engine, 0, 0);
         let launch = plan.launch.as_ref().unwrap();
-        worker(launch, &id, RoleKind::Engine, &place).command.join(" ")
+        worker(launch, &id, RoleKind::Engine, &place)
+            .command
+            .join(" ")
     };
     let local = command(&plan, "http://127.0.0.1:1", None);
-    assert!(local.contains(" --listen 127.0.0.1:0") && !local.contains("--tls"), "{local}");
+    assert!(
+        local.contains(" --listen 127.0.0.1:0") && !local.contains("--tls"),
+        "{local}"
+    );
     launch_on(&mut plan, "slurm").unwrap();
     let own = command(&plan, "https://owner:8092", Some("/run/tls/ca.pem"));
-    assert!(own.contains(" --listen 0.0.0.0:0 --tls-own /run/tls"), "{own}");
+    assert!(
+        own.contains(" --listen 0.0.0.0:0 --tls-own /run/tls"),
+        "{own}"
+    );
     let plain = command(&plan, "http://owner:8092", None);
-    assert!(plain.contains(" --listen 0.0.0.0:0 --insecure-plain-http"), "{plain}");
+    assert!(
+        plain.contains(" --listen 0.0.0.0:0 --insecure-plain-http"),
+        "{plain}"
+    );
     // With a certificate of somebody else the role says what it needs.
     let other = command(&plan, "https://owner:8092", None);
-    assert!(!other.contains("--tls") && !other.contains("--insecure"), "{other}");
+    assert!(
+        !other.contains("--tls") && !other.contains("--insecure"),
+        "{other}"
+    );
 }
 
 #[test]

@@ -61,7 +61,13 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 /// A `[rows, cols]` view over `data`, which is stored transposed or not.
-pub(crate) fn view(data: &[f32], rows: usize, cols: usize, pad: usize, transposed: bool) -> Mat<'_> {
+pub(crate) fn view(
+    data: &[f32],
+    rows: usize,
+    cols: usize,
+    pad: usize,
+    transposed: bool,
+) -> Mat<'_> {
     if transposed {
         Mat::with_ld(data, cols, rows, rows + pad).t()
     } else {

@@ -145,7 +145,9 @@ fn a_bandit_learns_the_rewarded_token() {
                 policy.row(&[1, arm], 1, p, if arm == 4 { 1.0 } else { 0.0 })
             })
             .collect();
-        trainer.step(&rows, &LossSpec::new(Surrogate::Reinforce)).unwrap();
+        trainer
+            .step(&rows, &LossSpec::new(Surrogate::Reinforce))
+            .unwrap();
     }
     let after = probability(&trainer);
     assert!(before < 0.3 && after > 0.9, "{before} to {after}");

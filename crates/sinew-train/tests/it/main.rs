@@ -130,7 +130,11 @@ fn supervised_training_overfits_a_batch() {
             row(&tokens, 1, 1.0 / 60.0, 1.0)
         })
         .collect();
-    let mut step = || trainer.step(&rows, &LossSpec::new(Surrogate::CrossEntropy)).unwrap();
+    let mut step = || {
+        trainer
+            .step(&rows, &LossSpec::new(Surrogate::CrossEntropy))
+            .unwrap()
+    };
     let first = step();
     // An untrained model is close to uniform over 61 tokens: ln 61 = 4.11.
     assert!((first.loss - 61f64.ln()).abs() < 0.2, "{}", first.loss);
@@ -175,7 +179,9 @@ fn reinforce_raises_the_probability_of_the_rewarded_token() {
             row.advantages[2] = if arm == 3 { 1.0 } else { -0.2 };
             row.behaviour_logprobs[2] = p[arm].ln();
         }
-        trainer.step(&rows, &LossSpec::new(Surrogate::Reinforce)).unwrap();
+        trainer
+            .step(&rows, &LossSpec::new(Surrogate::Reinforce))
+            .unwrap();
     }
     let after = probabilities(&mut trainer)[3];
     assert!(before < 0.05 && after > 0.8, "{before} to {after}");

@@ -210,7 +210,9 @@ fn a_request_goes_on_with_new_weights_where_its_engine_loads_them() {
     until("it samples", || engine.counters().sampled_tokens > 2);
     served.load(4, "cc");
     // The worker hears of them a little later.
-    until("the attempt ended", || engine.counters().interrupted_attempts > 0);
+    until("the attempt ended", || {
+        engine.counters().interrupted_attempts > 0
+    });
     known.announce(id(4), "cc".into());
     let found = versions(&tokens(&events));
     assert!(found.is_sorted() && found.len() == 60, "{found:?}");

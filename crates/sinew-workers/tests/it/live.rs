@@ -187,7 +187,10 @@ fn the_owner_hears_that_agents_are_at_work() {
             ..WorkerReading::default()
         };
         let worker = "a".into();
-        owner.client.report(&WorkerReport { worker, reading }).unwrap();
+        owner
+            .client
+            .report(&WorkerReport { worker, reading })
+            .unwrap();
     };
     report(0);
     assert_eq!(inbox.opened.load(Ordering::SeqCst), 0);

@@ -74,7 +74,9 @@ fn ended(args: &WorkerArgs, cut: usize) {
     if args.json {
         output::print_json(&json!({"ended": "asked to end", "generations_cut": cut}));
     } else {
-        output::print(&format!("asked to end: {cut} generations go on elsewhere\n"));
+        output::print(&format!(
+            "asked to end: {cut} generations go on elsewhere\n"
+        ));
     }
 }
 

@@ -290,7 +290,14 @@ fn agents_that_open_rollouts_at_workers_are_trained() {
     );
     assert!(count(&last, "trained") > 0 && finished.len() >= 6 * 8);
     let mut episodes = sinew();
-    episodes.args(["episodes", "--purpose", "live", "--limit", "10000", "--json"]);
+    episodes.args([
+        "episodes",
+        "--purpose",
+        "live",
+        "--limit",
+        "10000",
+        "--json",
+    ]);
     let stored = episodes.arg("--run-dir").arg(&run).output().unwrap();
     let stored = String::from_utf8(stored.stdout).unwrap();
     // Whatever an agent was answered for is in the store of the run.
@@ -375,7 +382,10 @@ fn options_without_effect_and_roles_without_use_are_refused() {
     let engine = refused(&["--role", "engine"]);
     assert!(engine.contains("--listen"), "{engine}");
     let engines = refused(&["--role", "engine", "--engines", "own"]);
-    assert!(engines.contains("--engines") && engines.contains("rollout"), "{engines}");
+    assert!(
+        engines.contains("--engines") && engines.contains("rollout"),
+        "{engines}"
+    );
     let recipe = recipe(dir.path(), 1, &[("rollout.place", "\"workers\"")]);
     let mut train = sinew();
     train.arg("train").arg(&recipe).arg("--run-dir");
