@@ -279,7 +279,7 @@ fn job_state(job: &Value) -> Launched {
     // `ready` is newer than the API of this client needs; `active` also counts pods that wait for a node.
     match status["active"].as_u64() {
         Some(1..) => Launched::Running,
-        _ => Launched::Waiting,
+        _ => Launched::Waiting("kubernetes: the job has no pod yet".to_owned()),
     }
 }
 
