@@ -36,6 +36,10 @@ struct Job {
 impl Job {
     fn state(&self) -> Launched {
         let message = self.message.as_deref().unwrap_or_default();
+        // The end of the log is read apart, without a traceback before it.
+        let (message, _) = message
+            .split_once(", last available logs")
+            .unwrap_or((message, ""));
         let message = line(message.as_bytes(), 400);
         match self.status.as_str() {
             "PENDING" => Launched::Waiting(format!("ray: PENDING: {message}")),
