@@ -15,6 +15,7 @@ use sinew_recipe::{
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Port of an owner that other hosts reach.
 const OWNER_PORT: u16 = 8092;
@@ -237,7 +238,8 @@ fn folder(launch: &LaunchPlan) -> Option<PathBuf> {
 }
 
 /// Starts the supervisor of an owner: the counts of the recipe become wanted, those of an earlier owner go
-/// first. Not on a thread of a runtime. `place` is the owner's, and is written to the run's folder.
+/// first. Not on a thread of a runtime. `place` is the owner's, and is written to the run's folder. `ordered` is
+/// set before the run is stopped by order.
 ///
 /// # Errors
 /// If a setting is missing or wrong, or a file of the run's folder cannot be written.
@@ -247,6 +249,7 @@ pub fn supervise(
     dir: &Path,
     desk: &Arc<ControlDesk>,
     place: &ControlPlace,
+    ordered: &Arc<AtomicBool>,
 ) -> Result<Supervisor, Failure> {
     let launcher = launcher(launch, run, dir)?;
     place.write(dir).map_err(Failure::system)?;
@@ -261,7 +264,7 @@ pub fn supervise(
             desk.add_outside(registration).map_err(Failure::input)?;
         }
     }
-    let (own, place) = (launch.clone(), place.clone());
+    let (own, place, ordered) = (launch.clone(), place.clone(), Arc::clone(ordered));
     let parts = SupervisorParts {
         desk: Arc::clone(desk),
         launcher,
@@ -272,7 +275,10 @@ pub fn supervise(
             ..SupervisorLimits::default()
         },
         autoscale: autoscaled(launch),
-        on_stop: Box::new(end_this_process),
+        on_stop: Box::new(move || {
+            ordered.store(true, Ordering::Release);
+            end_this_process();
+        }),
     };
     Supervisor::start(parts).map_err(Failure::system)
 }

@@ -153,10 +153,12 @@ impl Owner {
                 session.dir.path(),
                 &control,
                 &place,
+                &session.stop_ordered,
             )?),
             None => {
                 place.write(session.dir.path()).map_err(Failure::system)?;
-                let order = stop_on_order(Arc::downgrade(&control), session.stop.clone());
+                let (desk, ordered) = (Arc::downgrade(&control), &session.stop_ordered);
+                let order = stop_on_order(desk, session.stop.clone(), Arc::clone(ordered));
                 session.runtime.spawn(order);
                 None
             }
@@ -305,9 +307,14 @@ fn unique(run: &str, folder: &Path) -> String {
 }
 
 /// Ends the run once a role asks for it.
-async fn stop_on_order(control: Weak<ControlDesk>, stop: watch::Sender<bool>) {
+async fn stop_on_order(
+    control: Weak<ControlDesk>,
+    stop: watch::Sender<bool>,
+    ordered: Arc<AtomicBool>,
+) {
     while let Some(control) = control.upgrade() {
         if control.is_stopping() {
+            ordered.store(true, Ordering::Release);
             stop.send_replace(true);
             return;
         }

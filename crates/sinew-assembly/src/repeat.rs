@@ -10,6 +10,7 @@ use sinew_recipe::RolloutPlace;
 use sinew_runs::{Resume, RunDir, checkpoint_of, copy_before};
 use sinew_train::checkpoint::weights_hash;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -71,6 +72,7 @@ pub fn repeat_steps(
         bus,
         cancel: cancel.clone(),
         stop: watch::channel(false).0,
+        stop_ordered: Arc::default(),
         bench: Bench::default(),
         started: Instant::now(),
         serve: ServeAt::default(),
