@@ -27,7 +27,7 @@ pub enum Failure {
     Outside(String),
     /// Ctrl-C or TERM; nothing is lost.
     Interrupt(String),
-    /// `sinew stop` ended the run; nothing is lost. No failure for an engine, which would start the owner again.
+    /// `sinew stop` ended the run; nothing is lost. An engine would start the owner again after a failure.
     Stopped(String),
     /// A program that was run here ended with this status; the text is empty if it was printed already.
     Program(u8, String),

@@ -238,8 +238,8 @@ fn folder(launch: &LaunchPlan) -> Option<PathBuf> {
 }
 
 /// Starts the supervisor of an owner: the counts of the recipe become wanted, those of an earlier owner go
-/// first. Not on a thread of a runtime. `place` is the owner's, and is written to the run's folder. `ordered` is
-/// set before the run is stopped by order.
+/// first. Not on a thread of a runtime. `place` is the owner's, and is written to the run's folder. `ordered`
+/// is set before the run is stopped by order.
 ///
 /// # Errors
 /// If a setting is missing or wrong, or a file of the run's folder cannot be written.

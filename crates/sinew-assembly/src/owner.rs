@@ -252,8 +252,10 @@ fn listen(
     tickets: Option<&Tickets>,
 ) -> Result<OwnerListener, Failure> {
     let tls = &session.serve.tls;
-    let endpoint = tls.endpoint_of_run("--control", address, session.dir.path())?;
-    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("--control {address}: {e}"));
+    let given = session.serve.control().map(|_| "--control");
+    let named = given.unwrap_or("launch.listen");
+    let endpoint = tls.endpoint_of_run(named, address, session.dir.path())?;
+    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("{named} {address}: {e}"));
     let secret = Token::new(token).map_err(|e| failed(&e))?;
     let serve = |tickets: &Tickets| {
         let (queue, clock) = (Arc::clone(&tickets.queue), Arc::clone(&tickets.clock));
@@ -267,7 +269,13 @@ fn listen(
         roles: control.router(secret),
         tickets: tickets.map_err(|e| failed(&e))?,
     };
-    OwnerListener::start(&session.runtime, parts).map_err(|e| failed(&e))
+    OwnerListener::start(&session.runtime, parts).map_err(|e| match e.kind() {
+        std::io::ErrorKind::AddrInUse => Failure::input(format!(
+            "{named} {address}: {e}\n  hint: another run of this host may listen there; each needs a port of its \
+             own"
+        )),
+        _ => failed(&e),
+    })
 }
 
 /// The file with the token of all roles, and the token.

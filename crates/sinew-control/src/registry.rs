@@ -413,8 +413,8 @@ impl Registry {
         self.become_state(place, RoleState::Creating, None, now_ms);
     }
 
-    /// The engine has no place yet for a role that its launcher started, with its reason, or has one. The time
-    /// for its registration begins with the place: a role that waits for hours in a queue is not started anew.
+    /// The engine has no place yet for a role that its launcher started, with its reason, or has one. The
+    /// time for its registration begins with the place: hours in a queue are no reason to start it anew.
     pub(crate) fn awaits(&mut self, place: Place, why: Option<&str>, now_ms: u64) {
         let slot = self.slots.get_mut(&place);
         let Some(slot) = slot.filter(|slot| slot.state == RoleState::Creating) else {
