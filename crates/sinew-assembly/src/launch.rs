@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use sinew_control::{
-    AutoscaleLimits, ControlDesk, ControlLimits, ControlPlace, HostsLauncher,
+    AutoscaleLimits, ControlDesk, ControlLimits, ControlPlace, HostsLauncher, KUBERNETES_NAME_FILE,
     KUBERNETES_RECIPE_FILE, KUBERNETES_TOKEN_FILE, KubernetesAccess, KubernetesLauncher,
     KubernetesOptions, LaunchError, Launched, LaunchedRole, Launcher, LocalLauncher, RayLauncher,
     RoleId, RoleKind, RoleSpec, SlurmLauncher, SlurmOptions, Supervisor, SupervisorLimits,
@@ -75,9 +75,18 @@ pub fn launch_on(plan: &mut RunPlan, on: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name of a run for engines.
+/// The name of a run for engines: on Kubernetes that of its objects there, elsewhere one that follows from the
+/// recipe and the folder.
 pub fn launched_name(plan: &RunPlan, dir: &Path) -> String {
-    sinew_control::run_name(&plan.name, dir)
+    let in_cluster = plan
+        .launch
+        .as_ref()
+        .is_some_and(|launch| launch.on == LaunchOn::Kubernetes);
+    let given = in_cluster.then(|| std::fs::read_to_string(KUBERNETES_NAME_FILE).ok());
+    let given = given.flatten().map(|text| text.trim().to_owned());
+    given
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| sinew_control::run_name(&plan.name, dir))
 }
 
 /// Limits of a run's registry of roles.

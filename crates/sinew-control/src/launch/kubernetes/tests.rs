@@ -62,6 +62,8 @@ fn every_container_is_bounded_in_its_rights() {
         .run(&spec("demo-123456-owner-0-2"), "name = \"x\"\n", "secret")
         .unwrap();
     made.push(options().role(&spec("demo-123456-sandbox-0-0")).unwrap());
+    let recipe = made.iter().find(|m| m["kind"] == "ConfigMap").unwrap();
+    assert_eq!(recipe["data"]["name"], "demo-123456");
     let jobs: Vec<&Value> = made.iter().filter(|m| m["kind"] == "Job").collect();
     assert_eq!(jobs.len(), 2);
     for job in jobs {
