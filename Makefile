@@ -12,13 +12,13 @@ export PATH := $(PATH):$(CURDIR)/.cache/tools/bin
 # takes a tenth less of the processors, as no thread spins until another is done.
 TEST_THREADS := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n + (n + 1) / 2)))
 
-# Tests that need a container engine, a registry, QEMU or Chromium: whole crates, then modules and single tests.
+# Tests that need a container engine, a registry, QEMU, Chromium or Slurm: whole crates, then modules and single tests.
 OUTSIDE := (package(sinew-container) & kind(test)) \
 	| (package(sinew-microvm) & kind(test)) \
 	| binary_id(sinew-image::registry) \
 	| (package(sinew-lab) & test(/^(container|microvm)::/)) \
 	| (package(sinew-dashboard) & test(/^(browser|screens)::/)) \
-	| (package(sinew) & test(/^(docs|harbor_containers|native|registry)::/)) \
+	| (package(sinew) & test(/^(docs|harbor_containers|native|registry|slurm)::/)) \
 	| (package(sinew) & test(=agents::an_agent_reaches_its_model_and_nothing_else)) \
 	| (package(sinew) & test(=bridges::pages_of_browsergym_are_played_in_a_sandbox_where_it_is_installed)) \
 	| (package(sinew) & test(=bridges::worlds_in_a_browser_are_won_by_gold_runs_only)) \

@@ -33,6 +33,10 @@ if [ "${1:-}" != demo ] && [ "${1:-}" != process ]; then
     need docker-registry docker-registry
     need qemu-system-x86_64 qemu-system-x86
     need chromium chromium
+    need munged munge
+    need slurmctld slurmctld
+    need slurmd slurmd
+    need squeue slurm-client
 fi
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null 2>&1; then

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Starts Slurm on this host: munged, slurmctld and three slurmd, with files and logs in a folder. Prints the variable that points
-# `sinew launch --on slurm` to it. As root, with the Debian package slurm-wlm; `stop` ends only what was started here.
+# Starts Slurm on this host: munged, slurmctld and three slurmd of two cores each, with files and logs in a folder. Prints the
+# variable that points `sinew launch --on slurm` to it. As root, with the Debian packages slurmctld, slurmd, slurm-client and munge.
+# `stop` ends only what was started here, jobs included.
 #
 #   scripts/slurm_host.sh start FOLDER
 #   export SLURM_CONF=FOLDER/slurm.conf
@@ -10,10 +11,25 @@ set -eu
 what=${1:?start or stop}
 folder=$(mkdir -p "${2:?a folder}" && cd "$2" && pwd)
 host=$(hostname -s)
+export SLURM_CONF="$folder/slurm.conf"
 
 ended() {
+    # Processes of jobs would stay: they have 30 s to end before Slurm kills them.
+    if timeout 10 squeue --noheader --format=%i > "$folder/jobs" 2>/dev/null; then
+        xargs -r timeout 10 scancel < "$folder/jobs" 2>/dev/null || true
+        for _ in $(seq 80); do
+            test -n "$(timeout 10 squeue --noheader 2>/dev/null)" || break
+            sleep 0.5
+        done
+    fi
     for file in "$folder"/*.pid; do
-        test -e "$file" && kill "$(cat "$file")" 2>/dev/null || true
+        test -e "$file" || continue
+        pid=$(cat "$file")
+        kill "$pid" 2>/dev/null || true
+        for _ in $(seq 40); do
+            test -e "/proc/$pid/exe" || break
+            sleep 0.25
+        done
         rm -f "$file"
     done
 }
@@ -23,7 +39,7 @@ if [ "$what" = stop ]; then
     exit 0
 fi
 for program in munged slurmctld slurmd squeue; do
-    command -v "$program" > /dev/null || { echo "missing: $program (apt-get install slurm-wlm munge)" >&2; exit 3; }
+    command -v "$program" > /dev/null || { echo "missing: $program (apt-get install slurmctld slurmd slurm-client munge)" >&2; exit 3; }
 done
 
 mkdir -p "$folder/state"
@@ -36,7 +52,7 @@ munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" --
 
 cat > "$folder/slurm.conf" <<CONF
 ClusterName=sinew
-SlurmctldHost=$host
+SlurmctldHost=$host(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket=$folder/munge.socket
@@ -47,6 +63,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
+SlurmdParameters=config_overrides
 SlurmctldTimeout=10
 SlurmdTimeout=10
 MinJobAge=300
@@ -57,12 +74,11 @@ SlurmctldPidFile=$folder/slurmctld.pid
 SlurmdPidFile=$folder/slurmd-%n.pid
 SlurmctldLogFile=$folder/slurmctld.log
 SlurmdLogFile=$folder/slurmd-%n.log
-NodeName=n1 NodeHostname=$host Port=17001 CPUs=2 State=UNKNOWN
-NodeName=n2 NodeHostname=$host Port=17002 CPUs=2 State=UNKNOWN
-NodeName=n3 NodeHostname=$host Port=17003 CPUs=2 State=UNKNOWN
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=17001 CPUs=2 RealMemory=4000 State=UNKNOWN
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=17002 CPUs=2 RealMemory=4000 State=UNKNOWN
+NodeName=n3 NodeHostname=$host NodeAddr=127.0.0.1 Port=17003 CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes=n1,n2,n3 Default=YES MaxTime=INFINITE State=UP
 CONF
-export SLURM_CONF="$folder/slurm.conf"
 slurmctld
 for node in n1 n2 n3; do
     mkdir -p "$folder/spool-$node"

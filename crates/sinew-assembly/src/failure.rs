@@ -12,7 +12,7 @@ use sinew_runs::{RunDirError, RunEnd};
 use std::path::Path;
 
 /// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;
-/// 3 something outside is missing; 130 interrupted; or a program's own.
+/// 3 something outside is missing; 130 interrupted; 0 ended by `sinew stop`; or a program's own.
 #[derive(Debug)]
 pub enum Failure {
     /// A recipe, an argument or a file that the user can put right.
@@ -27,6 +27,8 @@ pub enum Failure {
     Outside(String),
     /// Ctrl-C or TERM; nothing is lost.
     Interrupt(String),
+    /// `sinew stop` ended the run; nothing is lost. An engine would start the owner again after a failure.
+    Stopped(String),
     /// A program that was run here ended with this status; the text is empty if it was printed already.
     Program(u8, String),
 }
@@ -73,6 +75,15 @@ impl Failure {
         Self::Interrupt(format!("interrupted; {kept}"))
     }
 
+    /// Returns an interrupt as an end by `sinew stop`, if that was the reason.
+    #[must_use]
+    pub fn by_order(self, ordered: bool) -> Self {
+        match self {
+            Self::Interrupt(text) if ordered => Self::Stopped(text),
+            other => other,
+        }
+    }
+
     /// A judge's budget that ended `sinew {command}`, with the way to continue.
     pub fn spent(why: &str, command: &str, run_dir: &Path) -> Self {
         let dir = run_dir.display();
@@ -107,7 +118,7 @@ impl Failure {
     /// End to record in the run's folder.
     pub fn run_end(&self) -> RunEnd<'_> {
         match self {
-            Self::Interrupt(why) => RunEnd::Interrupted(why),
+            Self::Interrupt(why) | Self::Stopped(why) => RunEnd::Interrupted(why),
             _ => RunEnd::Failed(self.text()),
         }
     }
@@ -119,6 +130,7 @@ impl Failure {
             Self::Input(_) | Self::Recipe(..) => 2,
             Self::Outside(_) => 3,
             Self::Interrupt(_) => 130,
+            Self::Stopped(_) => 0,
             Self::Program(code, _) => *code,
         }
     }
@@ -132,6 +144,7 @@ impl Failure {
             | Self::TrainerLost(text)
             | Self::Outside(text)
             | Self::Interrupt(text)
+            | Self::Stopped(text)
             | Self::Program(_, text) => text,
         }
     }
@@ -185,5 +198,20 @@ impl From<ChainError> for Failure {
             ChainError::Weights { .. } => Self::system(e),
             _ => Self::input(e),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_by_order_is_no_failure_for_an_engine() {
+        let interrupt = || Failure::Interrupt("kept".into());
+        assert_eq!(interrupt().by_order(false).code(), 130);
+        let stopped = interrupt().by_order(true);
+        assert_eq!((stopped.code(), stopped.text()), (0, "kept"));
+        assert!(matches!(stopped.run_end(), RunEnd::Interrupted(_)));
+        assert_eq!(Failure::input("wrong").by_order(true).code(), 2);
     }
 }

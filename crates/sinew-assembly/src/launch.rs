@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::launch_record::keep_record;
 use sinew_control::{
-    AutoscaleLimits, ControlDesk, ControlLimits, ControlPlace, HostsLauncher,
+    AutoscaleLimits, ControlDesk, ControlLimits, ControlPlace, HostsLauncher, KUBERNETES_NAME_FILE,
     KUBERNETES_RECIPE_FILE, KUBERNETES_TOKEN_FILE, KubernetesAccess, KubernetesLauncher,
     KubernetesOptions, LaunchError, Launched, LaunchedRole, Launcher, LocalLauncher, RayLauncher,
     RoleId, RoleKind, RoleSpec, SlurmLauncher, SlurmOptions, Supervisor, SupervisorLimits,
@@ -16,6 +16,7 @@ use sinew_recipe::{
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Port of an owner that other hosts reach.
 const OWNER_PORT: u16 = 8092;
@@ -75,9 +76,18 @@ pub fn launch_on(plan: &mut RunPlan, on: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name of a run for engines.
+/// The name of a run for engines: on Kubernetes that of its objects there, elsewhere one that follows from the
+/// recipe and the folder.
 pub fn launched_name(plan: &RunPlan, dir: &Path) -> String {
-    sinew_control::run_name(&plan.name, dir)
+    let in_cluster = plan
+        .launch
+        .as_ref()
+        .is_some_and(|launch| launch.on == LaunchOn::Kubernetes);
+    let given = in_cluster.then(|| std::fs::read_to_string(KUBERNETES_NAME_FILE).ok());
+    let given = given.flatten().map(|text| text.trim().to_owned());
+    given
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| sinew_control::run_name(&plan.name, dir))
 }
 
 /// Limits of a run's registry of roles.
@@ -238,7 +248,8 @@ fn folder(launch: &LaunchPlan) -> Option<PathBuf> {
 }
 
 /// Starts the supervisor of an owner: the counts of the recipe become wanted, those of an earlier owner go
-/// first. Not on a thread of a runtime. `place` is the owner's, and is written to the run's folder.
+/// first. Not on a thread of a runtime. `place` is the owner's, and is written to the run's folder. `ordered`
+/// is set before the run is stopped by order.
 ///
 /// # Errors
 /// If a setting is missing or wrong, or a file of the run's folder cannot be written.
@@ -248,6 +259,7 @@ pub fn supervise(
     dir: &Path,
     desk: &Arc<ControlDesk>,
     place: &ControlPlace,
+    ordered: &Arc<AtomicBool>,
 ) -> Result<Supervisor, Failure> {
     let launcher = launcher(launch, run, dir)?;
     place.write(dir).map_err(Failure::system)?;
@@ -262,7 +274,7 @@ pub fn supervise(
             desk.add_outside(registration).map_err(Failure::input)?;
         }
     }
-    let (own, place) = (launch.clone(), place.clone());
+    let (own, place, ordered) = (launch.clone(), place.clone(), Arc::clone(ordered));
     let parts = SupervisorParts {
         desk: Arc::clone(desk),
         launcher,
@@ -273,7 +285,10 @@ pub fn supervise(
             ..SupervisorLimits::default()
         },
         autoscale: autoscaled(launch),
-        on_stop: Box::new(end_this_process),
+        on_stop: Box::new(move || {
+            ordered.store(true, Ordering::Release);
+            end_this_process();
+        }),
     };
     Supervisor::start(parts).map_err(Failure::system)
 }

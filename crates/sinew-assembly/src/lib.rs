@@ -175,6 +175,7 @@ use start_shape::StartShape;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -232,6 +233,8 @@ pub struct Session<'a> {
     pub cancel: watch::Receiver<bool>,
     /// Asks the run to stop.
     pub stop: watch::Sender<bool>,
+    /// Set once `sinew stop` asked the run to stop.
+    pub stop_ordered: Arc<AtomicBool>,
     /// Judges of the run: their stored decisions, and the run that a spent budget ends.
     pub bench: Bench,
     /// Time at which this session started. Wall times are measured from it.

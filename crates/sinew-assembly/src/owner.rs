@@ -153,10 +153,12 @@ impl Owner {
                 session.dir.path(),
                 &control,
                 &place,
+                &session.stop_ordered,
             )?),
             None => {
                 place.write(session.dir.path()).map_err(Failure::system)?;
-                let order = stop_on_order(Arc::downgrade(&control), session.stop.clone());
+                let (desk, ordered) = (Arc::downgrade(&control), &session.stop_ordered);
+                let order = stop_on_order(desk, session.stop.clone(), Arc::clone(ordered));
                 session.runtime.spawn(order);
                 None
             }
@@ -264,8 +266,10 @@ fn listen(
     tickets: Option<&Tickets>,
 ) -> Result<OwnerListener, Failure> {
     let tls = &session.serve.tls;
-    let endpoint = tls.endpoint_of_run("--control", address, session.dir.path())?;
-    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("--control {address}: {e}"));
+    let given = session.serve.control().map(|_| "--control");
+    let named = given.unwrap_or("launch.listen");
+    let endpoint = tls.endpoint_of_run(named, address, session.dir.path())?;
+    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("{named} {address}: {e}"));
     let secret = Token::new(token).map_err(|e| failed(&e))?;
     let serve = |tickets: &Tickets| {
         let (queue, clock) = (Arc::clone(&tickets.queue), Arc::clone(&tickets.clock));
@@ -279,7 +283,13 @@ fn listen(
         roles: control.router(secret),
         tickets: tickets.map_err(|e| failed(&e))?,
     };
-    OwnerListener::start(&session.runtime, parts).map_err(|e| failed(&e))
+    OwnerListener::start(&session.runtime, parts).map_err(|e| match e.kind() {
+        std::io::ErrorKind::AddrInUse => Failure::input(format!(
+            "{named} {address}: {e}\n  hint: another run of this host may listen there; each needs a port of its \
+             own"
+        )),
+        _ => failed(&e),
+    })
 }
 
 /// The file with the token of all roles, and the token.
@@ -319,9 +329,14 @@ fn unique(run: &str, folder: &Path) -> String {
 }
 
 /// Ends the run once a role asks for it.
-async fn stop_on_order(control: Weak<ControlDesk>, stop: watch::Sender<bool>) {
+async fn stop_on_order(
+    control: Weak<ControlDesk>,
+    stop: watch::Sender<bool>,
+    ordered: Arc<AtomicBool>,
+) {
     while let Some(control) = control.upgrade() {
         if control.is_stopping() {
+            ordered.store(true, Ordering::Release);
             stop.send_replace(true);
             return;
         }

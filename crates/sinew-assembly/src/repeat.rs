@@ -11,6 +11,7 @@ use sinew_recipe::{RolloutPlace, RunPlan, StorePlan};
 use sinew_runs::{Resume, RunDir, checkpoint_of, copy_before, store_path};
 use sinew_train::checkpoint::weights_hash;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -73,6 +74,7 @@ pub fn repeat_steps(
         bus,
         cancel: cancel.clone(),
         stop: watch::channel(false).0,
+        stop_ordered: Arc::default(),
         bench: Bench::default(),
         started: Instant::now(),
         serve: ServeAt::default(),

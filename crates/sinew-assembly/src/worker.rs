@@ -111,6 +111,7 @@ pub fn join(
         bus: Bus::default(),
         cancel: spent.clone(),
         stop: stop.clone(),
+        stop_ordered: Arc::default(),
         bench: Bench::of_run(dir.path(), stop),
         started: Instant::now(),
         serve: options.serve.clone(),

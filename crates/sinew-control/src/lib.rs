@@ -43,8 +43,8 @@ pub use driver::{SpecOf, Supervisor, SupervisorParts, end_this_process};
 pub use error::ControlError;
 pub use launch::hosts::HostsLauncher;
 pub use launch::kubernetes::{
-    KUBERNETES_RECIPE_FILE, KUBERNETES_TOKEN_FILE, KubernetesAccess, KubernetesLauncher,
-    KubernetesOptions,
+    KUBERNETES_NAME_FILE, KUBERNETES_RECIPE_FILE, KUBERNETES_TOKEN_FILE, KubernetesAccess,
+    KubernetesLauncher, KubernetesOptions,
 };
 pub use launch::local::LocalLauncher;
 pub use launch::ray::RayLauncher;

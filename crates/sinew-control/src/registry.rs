@@ -132,6 +132,7 @@ impl Registry {
             seen_ms: now_ms,
             since_ms: now_ms,
             cause: same.and_then(|slot| slot.cause.clone()),
+            waits: None,
             quarantined_ms: None,
         };
         self.slots.insert(place, slot);
@@ -335,6 +336,7 @@ impl Registry {
             since_ms: now_ms,
             // The reason why the one before it ended is shown until this one has its own.
             cause: old.and_then(|slot| slot.cause.clone()),
+            waits: None,
             quarantined_ms: None,
         };
         self.slots.insert(place, slot);
@@ -414,6 +416,21 @@ impl Registry {
     /// The launcher was asked to start a role.
     pub(crate) fn created(&mut self, place: Place, now_ms: u64) {
         self.become_state(place, RoleState::Creating, None, now_ms);
+    }
+
+    /// The engine has no place yet for a role that its launcher started, with its reason, or has one. The
+    /// time for its registration begins with the place: hours in a queue are no reason to start it anew.
+    pub(crate) fn awaits(&mut self, place: Place, why: Option<&str>, now_ms: u64) {
+        let slot = self.slots.get_mut(&place);
+        let Some(slot) = slot.filter(|slot| slot.state == RoleState::Creating) else {
+            return;
+        };
+        slot.waits = why.map(|why| {
+            slot.since_ms = now_ms;
+            let mut why = why.to_owned();
+            cut(&mut why, MAX_CAUSE_BYTES);
+            why
+        });
     }
 
     /// A role has ended, as its launcher says, or was stopped.
@@ -522,6 +539,7 @@ impl Registry {
         }
         slot.state = next;
         slot.since_ms = now_ms;
+        slot.waits = None;
         slot.cause = match next {
             // The cause of an earlier end is over.
             RoleState::Ready => slot.heartbeat.cause.clone(),
@@ -563,6 +581,7 @@ impl Registry {
                 heartbeat: slot.heartbeat.clone(),
                 last_seen_ms: now_ms.saturating_sub(slot.seen_ms),
                 cause: slot.cause.clone(),
+                waits: slot.waits.clone(),
                 quarantined: slot.quarantined_ms.is_some(),
             })
             .collect()

@@ -244,6 +244,8 @@ pub struct RoleView {
     pub last_seen_ms: u64,
     /// First cause why it failed, is quarantined or was replaced.
     pub cause: Option<String>,
+    /// The engine's reason why it waits for a place; `None`: it does not wait.
+    pub waits: Option<String>,
     /// Its weights are not those that they claim to be: it gets no work.
     pub quarantined: bool,
 }

@@ -138,7 +138,7 @@ impl SupervisorCore {
             .map(|role| (role.name.as_str(), &role.state))
             .collect();
         let mut known = BTreeSet::new();
-        let mut ended = Vec::new();
+        let (mut ended, mut waits) = (Vec::new(), Vec::new());
         for (place, slot) in registry.slots() {
             let name = registry.id_of(place).to_string();
             if !slot.is_there() {
@@ -154,9 +154,14 @@ impl SupervisorCore {
                     let why = "its launcher does not know it";
                     ended.push((place, Some(why.to_owned())));
                 }
-                _ => {}
+                Some(Launched::Waiting(why)) => waits.push((place, Some(why.as_str()))),
+                Some(Launched::Running) => waits.push((place, None)),
+                None => {}
             }
             known.insert(name);
+        }
+        for (place, why) in waits {
+            registry.awaits(place, why, now_ms);
         }
         for (place, why) in ended {
             registry.ended(place, why, now_ms);

@@ -42,6 +42,17 @@ pub(crate) struct ControlState {
     stop: bool,
 }
 
+impl ControlState {
+    /// Whether the owner of this generation answered the last report.
+    fn is_of(&self, fence: u64) -> bool {
+        let own = self
+            .orders
+            .as_ref()
+            .is_none_or(|orders| orders.fence == fence);
+        own && self.away.is_none()
+    }
+}
+
 /// The shared state, and what wakes the second thread at its end.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
@@ -61,6 +72,8 @@ pub(crate) struct ControlParts {
     pub(crate) name: String,
     pub(crate) owner: Arc<DeskClient>,
     pub(crate) queue: Arc<dyn Queue>,
+    /// Generation of the owner for which the worker made its parts.
+    pub(crate) fence: u64,
     pub(crate) lease_ms: u64,
     pub(crate) presence: Box<dyn Presence>,
     /// Ends a wait of the first thread.
@@ -106,7 +119,9 @@ fn run(mut parts: ControlParts, shared: &Shared) {
             renewed = Instant::now();
             renew(&parts, shared);
         }
-        if beaten.is_none_or(|at| at.elapsed() >= parts.presence.every()) {
+        // A registration at a newer owner waits until the parts are made for it: it would end by its lease.
+        let due = beaten.is_none_or(|at| at.elapsed() >= parts.presence.every());
+        if due && shared.state().is_of(parts.fence) {
             beaten = Some(Instant::now());
             let status = shared.state().status.clone();
             let order = parts.presence.beat(&status);
@@ -136,7 +151,10 @@ fn run(mut parts: ControlParts, shared: &Shared) {
         report(&parts, shared);
         parts.presence.beat(&status);
     }
-    parts.presence.leave();
+    // A newer owner that saw this worker leave would start another one in its place.
+    if shared.state().is_of(parts.fence) {
+        parts.presence.leave();
+    }
 }
 
 /// Sends a report, and notes the orders.
@@ -176,5 +194,29 @@ fn renew(parts: &ControlParts, shared: &Shared) {
             Ok(outcome) => shared.state().lost.extend(outcome.lost),
             Err(error) => tracing::warn!(%error, "leases on tickets were not renewed"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_owner_of_the_parts_has_the_registration() {
+        let orders = |fence| {
+            Some(TicketOrders {
+                fence,
+                ..TicketOrders::default()
+            })
+        };
+        let mut state = ControlState::default();
+        assert!(state.is_of(1));
+        state.orders = orders(1);
+        assert!(state.is_of(1));
+        state.orders = orders(2);
+        assert!(!state.is_of(1));
+        state.orders = orders(1);
+        state.away = Some(Instant::now());
+        assert!(!state.is_of(1));
     }
 }

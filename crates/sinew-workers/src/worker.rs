@@ -159,6 +159,7 @@ pub fn work(
         name: parts.name.clone(),
         owner: Arc::clone(&parts.owner),
         queue: Arc::clone(&parts.queue),
+        fence: parts.terms.fence,
         lease_ms: parts.terms.lease_ms,
         presence: parts.presence,
         wake: Box::new(move || wake.notify_one()),

@@ -54,10 +54,11 @@ pub(crate) fn run(
         signals,
     };
     let driven = drive(chain, &mut dir, &mut stages).map_err(|e| {
-        if matches!(e, Failure::Interrupt(_)) {
-            interrupted(dir.path(), &typed)
-        } else {
-            e
+        let interrupt = interrupted(dir.path(), &typed);
+        match e {
+            Failure::Interrupt(_) => interrupt,
+            Failure::Stopped(_) => interrupt.by_order(true),
+            other => other,
         }
     });
     let reported = sinew_runs::chain::write_report(chain, &dir);

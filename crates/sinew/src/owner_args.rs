@@ -45,10 +45,13 @@ impl OwnerArgs {
         }
         let folder = Path::new(&self.owner);
         let mut place = ControlPlace::read(folder).map_err(|e| {
-            Failure::input(format!(
-                "{e}\n  hint: a run has an owner with roles if its recipe has [launch], or it was started by \
-                 `sinew launch`"
-            ))
+            let hint = match owner_log(folder) {
+                Some(log) => format!("its owner begins, or failed: see {}", log.display()),
+                None => "a run has an owner with roles if its recipe has [launch], or it was started by \
+                         `sinew launch`"
+                    .to_owned(),
+            };
+            Failure::input(format!("{e}\n  hint: {hint}"))
         })?;
         if let Some(file) = given {
             place.token_file = file.to_owned();
@@ -57,10 +60,45 @@ impl OwnerArgs {
     }
 }
 
+/// The newest log of an owner that an engine started with its output in the run's folder.
+fn owner_log(folder: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder.join("roles")).ok()?;
+    let logs = entries.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let owners = path.file_name()?.to_str()?.contains("-owner-0-");
+        let written = path.metadata().ok()?.modified().ok()?;
+        owners.then_some((written, path))
+    });
+    logs.max().map(|(_, path)| path)
+}
+
 /// The failure of a call to an owner.
 pub(crate) fn failed(error: ControlError) -> Failure {
     match error {
         ControlError::Unreachable { .. } => Failure::outside(error),
         other => Failure::input(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_an_owner_names_its_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = OwnerArgs {
+            owner: dir.path().display().to_string(),
+            token_file: None,
+        };
+        let why = args.client().unwrap_err();
+        assert!(why.text().contains("[launch]"), "{}", why.text());
+        let roles = dir.path().join("roles");
+        std::fs::create_dir(&roles).unwrap();
+        for name in ["r-1-owner-0-0.log", "r-1-rollout-0-0.log"] {
+            std::fs::write(roles.join(name), "").unwrap();
+        }
+        let why = args.client().unwrap_err();
+        assert!(why.text().contains("r-1-owner-0-0.log"), "{}", why.text());
     }
 }

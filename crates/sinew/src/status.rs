@@ -79,6 +79,9 @@ fn line(role: &RoleView) -> String {
         now.busy,
         given.capacity,
     );
+    if let Some(why) = &role.waits {
+        let _ = writeln!(line, "      waits for a place: {why}");
+    }
     for why in role.cause.iter().flat_map(|cause| cause.lines()) {
         let _ = writeln!(line, "      {why}");
     }

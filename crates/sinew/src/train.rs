@@ -31,6 +31,8 @@ use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir};
 use sinew_telemetry::{Signals, SignalsConfig};
 use sinew_view::{LiveFile, LiveView, OutputForm, Printer, ReportFile, Status, Summary, say};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -300,6 +302,7 @@ pub(crate) fn in_session<T>(
         .map(|config| start_signals(config, recipe, dir, &bus, &runtime))
         .transpose()?;
     let (sender, cancel) = watch::channel(false);
+    let stop_ordered = Arc::<AtomicBool>::default();
     let bench = Bench::of_run(dir.path(), sender.clone());
     let command = options.command;
     stop_on_signal(
@@ -320,6 +323,7 @@ pub(crate) fn in_session<T>(
         bus: bus.clone(),
         cancel,
         stop: sender,
+        stop_ordered: Arc::clone(&stop_ordered),
         bench: bench.clone(),
         started,
         serve: options.serve.clone(),
@@ -327,7 +331,9 @@ pub(crate) fn in_session<T>(
     let ended = work(session).and_then(|ended| {
         ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
             (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
-            (true, None) => options.interrupted(dir),
+            (true, None) => options
+                .interrupted(dir)
+                .by_order(stop_ordered.load(Ordering::Acquire)),
             (false, _) => e.into(),
         })
     });
@@ -358,7 +364,7 @@ fn live_view(recipe: &RunPlan, steps: u64, bus: &Bus) -> LiveView {
 /// Reports to the readers of a run why it does not continue. The command ends with the failure itself.
 fn tell_end(bus: &Bus, failure: &Failure) {
     let process = match failure {
-        Failure::Interrupt(_) => Process::Interrupted,
+        Failure::Interrupt(_) | Failure::Stopped(_) => Process::Interrupted,
         _ => Process::Failed,
     };
     let why = Some(failure.text().to_owned());

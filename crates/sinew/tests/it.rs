@@ -118,6 +118,8 @@ mod serve;
 mod shell;
 #[path = "it/simulation.rs"]
 mod simulation;
+#[path = "it/slurm.rs"]
+mod slurm;
 #[path = "it/snapshots.rs"]
 mod snapshots;
 #[path = "it/tail.rs"]

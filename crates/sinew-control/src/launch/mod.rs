@@ -36,8 +36,8 @@ pub struct RoleSpec {
 /// State of a process with its launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Launched {
-    /// It waits for a place.
-    Waiting,
+    /// It waits for a place, with the engine's reason in words.
+    Waiting(String),
     /// It runs.
     Running,
     /// It ended, with the reason in words.

@@ -35,14 +35,16 @@ struct Job {
 
 impl Job {
     fn state(&self) -> Launched {
+        let message = self.message.as_deref().unwrap_or_default();
+        // The end of the log is read apart, without a traceback before it.
+        let (message, _) = message
+            .split_once(", last available logs")
+            .unwrap_or((message, ""));
+        let message = line(message.as_bytes(), 400);
         match self.status.as_str() {
-            "PENDING" => Launched::Waiting,
+            "PENDING" => Launched::Waiting(format!("ray: PENDING: {message}")),
             "RUNNING" => Launched::Running,
-            other => {
-                let message = self.message.as_deref().unwrap_or_default();
-                let message = line(message.as_bytes(), 400);
-                Launched::Ended(format!("ray: {other}: {message}"))
-            }
+            other => Launched::Ended(format!("ray: {other}: {message}")),
         }
     }
 }

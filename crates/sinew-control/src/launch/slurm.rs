@@ -225,7 +225,9 @@ fn read_in_thread(from: impl Read + Send + 'static) -> std::thread::JoinHandle<S
 fn job_state(state: &str, reason: &str) -> Launched {
     match state {
         "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_FED" | "REQUEUE_HOLD"
-        | "RESV_DEL_HOLD" | "SPECIAL_EXIT" => Launched::Waiting,
+        | "RESV_DEL_HOLD" | "SPECIAL_EXIT" => {
+            Launched::Waiting(format!("slurm: {state} ({reason})"))
+        }
         "RUNNING" | "COMPLETING" | "SUSPENDED" | "STOPPED" | "SIGNALING" | "RESIZING"
         | "STAGE_OUT" => Launched::Running,
         _ => Launched::Ended(format!("slurm: {state} ({reason})")),
@@ -408,6 +410,11 @@ mod tests {
         let read = |line: &str| slurm.job(line).map(|(number, job)| (number, job.state));
         let running = read("12|demo-1-engine-0-0|RUNNING|None");
         assert_eq!(running, Some(("12".into(), Launched::Running)));
+        let waiting = read("12|demo-1-engine-0-0|PENDING|Resources").unwrap().1;
+        assert_eq!(
+            waiting,
+            Launched::Waiting("slurm: PENDING (Resources)".into())
+        );
         let failed = read("13|demo-1-engine-0-0|NODE_FAIL|NonZeroExitCode")
             .unwrap()
             .1;

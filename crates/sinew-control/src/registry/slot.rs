@@ -12,7 +12,7 @@ pub struct ControlLimits {
     pub renew_ms: u64,
     /// Time that a role has to end its work, after which it is stopped.
     pub drain_ms: u64,
-    /// Time from the launcher's start to the registration.
+    /// Time from the launcher's start to the registration, without waits for a place in the engine.
     pub start_ms: u64,
     /// Roles of one kind.
     pub roles: u32,
@@ -57,9 +57,11 @@ pub(crate) struct Slot {
     pub(crate) heartbeat: Heartbeat,
     /// Its last call; before the registration the change of its state.
     pub(crate) seen_ms: u64,
-    /// The last change of its state.
+    /// The last change of its state, or the last time at which its engine had no place for it.
     pub(crate) since_ms: u64,
     pub(crate) cause: Option<String>,
+    /// The engine's reason why its process waits for a place.
+    pub(crate) waits: Option<String>,
     /// Time since which its weights are not those that they claim to be.
     pub(crate) quarantined_ms: Option<u64>,
 }

@@ -163,6 +163,37 @@ fn a_started_role_that_nobody_lists_is_lost() {
 }
 
 #[test]
+fn a_role_may_wait_for_its_place_longer_than_a_start_takes() {
+    let (mut core, mut registry) = pair();
+    registry.scale(RoleKind::Rollout, 1, false, 0).unwrap();
+    core.decide(&mut registry, Some(&[]), 0);
+    let id = "run-rollout-0-0";
+    let start_ms = ControlLimits::default().start_ms;
+    let waiting = [listed(
+        id,
+        Launched::Waiting("slurm: PENDING (Priority)".into()),
+    )];
+    for now_ms in [1, start_ms, 2 * start_ms] {
+        assert!(
+            core.decide(&mut registry, Some(&waiting), now_ms)
+                .is_empty()
+        );
+        let view = &registry.views(now_ms)[0];
+        assert_eq!(view.state, RoleState::Creating);
+        assert_eq!(view.waits.as_deref(), Some("slurm: PENDING (Priority)"));
+    }
+    let running = [listed(id, Launched::Running)];
+    let placed = 3 * start_ms - 1;
+    assert!(
+        core.decide(&mut registry, Some(&running), placed)
+            .is_empty()
+    );
+    assert_eq!(registry.views(placed)[0].waits, None);
+    let steps = core.decide(&mut registry, Some(&running), 3 * start_ms);
+    assert_eq!(steps, [Step::Stop(id.into())]);
+}
+
+#[test]
 fn a_drain_ends_by_itself_or_by_its_deadline() {
     let (mut core, mut registry) = pair();
     registry.scale(RoleKind::Rollout, 2, false, 0).unwrap();

@@ -83,7 +83,8 @@ fn a_job_is_submitted_once_listed_and_cancelled() {
     slurm.ensure(&role).unwrap();
     slurm.ensure(&role).unwrap();
     let listed = slurm.list().unwrap();
-    assert_eq!((listed.len(), &listed[0].state), (1, &Launched::Waiting));
+    let waiting = Launched::Waiting("slurm: PENDING (Resources)".into());
+    assert_eq!((listed.len(), &listed[0].state), (1, &waiting));
     let script = std::fs::read_to_string(dir.path().join("script-0")).unwrap();
     assert!(script.ends_with("exec sinew worker\n"), "{script}");
     slurm.stop(&role.name).unwrap();

@@ -519,7 +519,7 @@ fn program(python: &Path, name: &str) -> Served {
     command
         .arg(root().join("python/tests").join(name))
         .stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    let mut child = Running(command.spawn().unwrap());
     let mut line = String::new();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     lines.read_line(&mut line).unwrap();

@@ -25,6 +25,8 @@ const MAX_ANSWER: u64 = 64 << 20;
 pub const KUBERNETES_TOKEN_FILE: &str = "/etc/sinew-token/token";
 /// File of the recipe in the owner.
 pub const KUBERNETES_RECIPE_FILE: &str = "/etc/sinew/recipe.toml";
+/// File with the name of the run in the owner: a person who installs the chart chooses it.
+pub const KUBERNETES_NAME_FILE: &str = "/etc/sinew/name";
 
 /// Settings of a launcher for Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,7 +281,7 @@ fn job_state(job: &Value) -> Launched {
     // `ready` is newer than the API of this client needs; `active` also counts pods that wait for a node.
     match status["active"].as_u64() {
         Some(1..) => Launched::Running,
-        _ => Launched::Waiting,
+        _ => Launched::Waiting("kubernetes: the job has no pod yet".to_owned()),
     }
 }
 
