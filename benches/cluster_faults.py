@@ -4,10 +4,12 @@ The hosts are network namespaces (`scripts/netns_hosts.py`): 0 has the owner, 1 
 sandboxes, 5 PostgreSQL with the store, 6 an engine role. This program is the supervisor: it starts again whatever ended.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -358,7 +360,7 @@ def freeze(cluster, dice):
     return f"{name}, {seconds} s"
 
 
-SILENT = ("does not answer", "is silent", "lease ended", "heartbeat", "went to")
+SILENT = ("does not answer", "is silent", "not heard of", "was not renewed", "were not renewed")
 DATABASE = ("database does not answer", "postgres", "PostgreSQL")
 SANDBOX = ("sandbox server", "sandbox host", "sandbox:")
 KINDS = {
@@ -413,6 +415,10 @@ class Bench:
     def begin(self):
         with self.cluster.lock:
             self.cluster.run += 1
+            # Those do not end with a run, and the next one is to have its own.
+            for name, part in self.cluster.parts.items():
+                if not name.startswith("store"):
+                    part.signal(signal.SIGKILL) if part.alive() else None
             self.cluster.sessions, self.cluster.owner_codes = [], []
             self.cluster.start_owner()
 
@@ -423,6 +429,7 @@ class Bench:
         names = self.args.kinds.split(",")
         name = dice.choices(names, [KINDS[name].share for name in names])[0]
         time.sleep(dice.uniform(0.0, 1.5))
+        ids = self.ids(self.page())
         marks, begun, reached = cluster.marks(), time.monotonic(), self.reached()
         what = KINDS[name].strike(cluster, dice)
         row = {"fault": number, "kind": name, "what": what, "run": cluster.run, "step": reached}
@@ -437,7 +444,7 @@ class Bench:
                    next_step_s=round((done[0] if isinstance(done, list) else time.monotonic()) - begun, 2))
         row["orphans"] = self.orphans()
         row["steps_ok"] = self.steps_ok()
-        row["marks"], row["at"] = marks, begun
+        row["marks"], row["at"], row["ids"] = marks, begun, ids.get(what.split(",")[0], [])
         self.rows.append(row)
         return row
 
@@ -464,41 +471,55 @@ class Bench:
 
     def orphans(self):
         """Processes that lost their parent and stay; they are ended."""
-        with self.cluster.lock:
-            own = {part.process.pid for part in self.cluster.parts.values()}
-            own |= {session.process.pid for session in self.cluster.sessions}
-        left = lambda: [pid for pid in faults.below(os.getpid())
-                        if pid not in own and (seen := faults.stat(pid)) and seen[0] == os.getpid()]
+        def left():
+            with self.cluster.lock:
+                own = {part.process.pid for part in self.cluster.parts.values()}
+                own |= {session.process.pid for session in self.cluster.sessions}
+                there = [(pid, faults.stat(pid)) for pid in faults.below(os.getpid()) if pid not in own]
+                return [(pid, seen[1]) for pid, seen in there if seen and seen[0] == os.getpid()]
+
         def none_left():
-            for pid in left():
-                if faults.stat(pid)[1] == "Z":
-                    try:
+            for pid, state in left():
+                if state == "Z":
+                    with contextlib.suppress(ChildProcessError):
                         os.waitpid(pid, os.WNOHANG)
-                    except ChildProcessError:
-                        pass
             return not left()
+
         wait_for(none_left, faults.GONE_S)
-        found = left()
+        found = [pid for pid, _ in left()]
         for pid in found:
             print(f"left behind: {faults.words(pid)}", file=sys.stderr)
             faults.signal_to(pid)
         return len(found)
 
-    def name(self, row, last):
-        """Looks for words about a fault. Events of the registry count as well."""
+    def page(self):
+        """What the owner says of its roles."""
+        return json.loads(self.cluster.status() or "{}") if self.cluster.owner.process.poll() is None else {}
+
+    def ids(self, page):
+        """Names that the owner gave to each part."""
+        found = {}
+        for name, part in self.cluster.parts.items():
+            address = self.cluster.hosts.address(part.host)
+            found[name] = [role["id"] for role in page.get("roles", []) if address in (role["registration"]["address"] or "")]
+            if name.startswith("worker") and part.log.exists():
+                found[name] += re.findall(r'"worker":.*?"name":"([^"]+)"', part.log.read_text(errors="replace"))[-1:]
+        return found
+
+    def name(self, row, events, last):
+        """Looks for words about a fault. Events of the registry about the part that was struck count as well."""
         if row.get("named") or "marks" not in row:
             return
+        events = [event["cause"] for event in events if event["cause"] and event["id"] in row["ids"]]
         said = self.cluster.said_since(row["marks"])
         said.pop("store", None)
-        events = self.cluster.status() if row["run"] == self.cluster.run else ""
-        events = [e for e in json.loads(events or "{}").get("events", []) if e["state"] == "REMOVED" and e["cause"]]
-        text = "\n".join(said.values()) + "\n".join(e["cause"] for e in events)
+        text = "\n".join([*said.values(), *events])
         words = KINDS[row["kind"]].words
         found = [word for word in words if word.lower() in text.lower()]
         row["named"] = bool(found) or not words
         if row["named"] or last:
-            row["said"] = {who: text[-800:] for who, text in said.items()
-                           if (text := "\n".join(l for l in text.splitlines() if not l.startswith('{"epi')))}
+            brief = lambda text: "\n".join(line for line in text.splitlines() if not line.startswith('{"episodes"'))
+            row["said"] = {who: brief(text)[-800:] for who, text in said.items() if brief(text)}
             row.pop("marks")
 
     def end(self):
@@ -509,10 +530,11 @@ class Bench:
         told = [json.loads(line) for line in (cluster.run_dir() / "metrics.jsonl").read_text().splitlines()]
         again = sum(step["retried"] for step in told)
         out = sum(step["rollout"]["failed"] + step["samples"]["unscored"]["count"] for step in told)
+        why = [step.get("failed_cause") or step["samples"]["unscored"].get("first") for step in told]
         same = ended and faults.weights(cluster.run_dir()) == self.expected
         row = {"run": cluster.run, "ended": ended, "owner_codes": cluster.owner_codes, "run_again": again, "left_out": out,
                "lost": last["samples"].get("lost"), "trained_twice": last["samples"].get("trained_twice"),
-               "equal": same, "steps_ok": self.steps_ok(), "steps": len(told)}
+               "equal": same, "why_left_out": [text for text in why if text], "steps_ok": self.steps_ok(), "steps": len(told)}
         row["ok"] = (row["lost"], row["trained_twice"]) == (0, 0) and row["steps_ok"] and (same or again + out > 0)
         self.runs.append(row)
         if row["ok"]:
@@ -547,21 +569,21 @@ def faults_to_runs(bench, say):
     while number < args.faults:
         bench.begin()
         if not wait_for(lambda: bench.reached() > 0, HANG_S):
-            raise SystemExit(f"no step came: {bench.cluster.owner.said()}")
+            say({"run": bench.cluster.run, "no step came": bench.cluster.owner.said()[-2000:]})
         while number < args.faults and not bench.cluster.over() and bench.reached() < args.steps - 6:
             row = bench.strike(number)
             number += 1
+            events = bench.page().get("events", [])
             for earlier in bench.rows[-12:]:
                 due = time.monotonic() - earlier["at"] > NAME_S
-                bench.name(earlier, last=due)
-            say({key: value for key, value in row.items() if key not in ("marks", "said", "at")})
+                bench.name(earlier, events, last=due)
+            say({key: value for key, value in row.items() if key not in ("marks", "said", "at", "ids")})
             if row["hangs"]:
                 break
         ended = bench.end()
         for row in bench.rows:
             if row["run"] == bench.cluster.run and "marks" in row:
-                wait_for(lambda: time.monotonic() - row["at"] > 6, 6)
-                bench.name(row, last=True)
+                bench.name(row, [], last=True)
         say(ended)
 
 

@@ -31,7 +31,7 @@ const WEIGHTS: &str = "weights";
 const SWEEP: (Duration, usize) = (Duration::from_secs(2), 4096);
 /// Time that the roles of a run get to end with it.
 const ROLES_GRACE: Duration = Duration::from_secs(30);
-/// Interval of checks whether a role asked the run to end.
+/// Interval of looks at the roles of a run that starts none itself.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Version of the program, which owner and workers must share.
@@ -156,8 +156,8 @@ impl Owner {
             )?),
             None => {
                 place.write(session.dir.path()).map_err(Failure::system)?;
-                let order = stop_on_order(Arc::downgrade(&control), session.stop.clone());
-                session.runtime.spawn(order);
+                let watch = watch_roles(Arc::downgrade(&control), session.stop.clone());
+                session.runtime.spawn(watch);
                 None
             }
         };
@@ -304,13 +304,15 @@ fn unique(run: &str, folder: &Path) -> String {
     format!("{name}-{}", &hash[..8])
 }
 
-/// Ends the run once a role asks for it.
-async fn stop_on_order(control: Weak<ControlDesk>, stop: watch::Sender<bool>) {
+/// Removes roles that are not heard of any more, and ends the run once a role asks for it. A supervisor does
+/// both for roles that the run starts itself.
+async fn watch_roles(control: Weak<ControlDesk>, stop: watch::Sender<bool>) {
     while let Some(control) = control.upgrade() {
         if control.is_stopping() {
             stop.send_replace(true);
             return;
         }
+        control.expire();
         drop(control);
         tokio::time::sleep(LOOK).await;
     }

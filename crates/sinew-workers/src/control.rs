@@ -129,10 +129,16 @@ fn report(parts: &ControlParts, shared: &Shared) {
     match orders {
         Ok(orders) => {
             state.orders = Some(orders);
-            state.away = None;
+            if let Some(since) = state.away.take() {
+                let seconds = since.elapsed().as_secs();
+                tracing::info!(seconds, "the owner answers again");
+            }
         }
         Err(error) if error.may_pass() => {
-            state.away.get_or_insert_with(Instant::now);
+            if state.away.is_none() {
+                state.away = Some(Instant::now());
+                tracing::warn!(%error, "episodes go on without the owner");
+            }
         }
         Err(error) => state.refused = Some(error),
     }

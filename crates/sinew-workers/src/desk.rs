@@ -142,6 +142,16 @@ impl Desk {
         self.state().loads.silent_s(now_s).unwrap_or(now_s)
     }
 
+    /// Names workers that were silent for the time of a lease while they held episodes: other workers get
+    /// their tickets.
+    pub(crate) fn warn_of_silent(&self) {
+        let (now_s, lease_s) = (self.now_s(), self.terms.lease_ms as f64 / 1000.0);
+        let silent = self.state().loads.newly_silent(lease_s, now_s);
+        for worker in silent {
+            tracing::warn!(%worker, seconds = lease_s, "a worker is silent: its episodes go to others");
+        }
+    }
+
     /// Routes that need `token`.
     pub fn routes(self: &Arc<Self>, token: &str) -> Router {
         let shared = Shared {

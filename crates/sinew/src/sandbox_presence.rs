@@ -116,7 +116,7 @@ impl Member {
         let Some(mut client) = self.register() else {
             return;
         };
-        let mut worked = Instant::now();
+        let (mut worked, mut away) = (Instant::now(), false);
         loop {
             let (live, _) = self.service.live();
             if live > 0 {
@@ -137,7 +137,7 @@ impl Member {
                         break;
                     }
                 }
-                Ok(_) => {}
+                Ok(_) => away = false,
                 Err(ControlError::Gone(_)) => match client.again() {
                     Ok(()) => {}
                     Err(error) => output::say_error(&format!("sinew: --owner: {error}\n")),
@@ -147,8 +147,21 @@ impl Member {
                     self.service.drain();
                     return;
                 }
+                // The address has the owner of another run, as this server outlives runs.
+                Err(error @ ControlError::Fenced { .. }) => {
+                    output::say_error(&format!("sinew: --owner: {error}; registering anew\n"));
+                    let Some(anew) = self.register() else {
+                        return;
+                    };
+                    client = anew;
+                }
                 // The owner is away: sandboxes go on, and the next beat may find it.
-                Err(_) => {}
+                Err(error) => {
+                    if !away {
+                        output::say_error(&format!("sinew: --owner: {error}\n"));
+                    }
+                    away = true;
+                }
             }
             if self.ends_within(Duration::from_millis(client.lease().renew_ms.max(100))) {
                 break;

@@ -72,6 +72,8 @@ struct State {
     hosts: Vec<Host>,
     /// Moment of the next question to the registry.
     find_at: Duration,
+    /// Reason why the registry gave no addresses.
+    not_found: Option<String>,
     /// The provider was dropped.
     ended: bool,
 }
@@ -114,6 +116,7 @@ impl Hosts {
                 choice: Choice::new(Rules::default()),
                 hosts: Vec::new(),
                 find_at: Duration::ZERO,
+                not_found: None,
                 ended: false,
             }),
             wake: Condvar::new(),
@@ -192,14 +195,17 @@ impl Hosts {
         all
     }
 
-    /// Reasons why hosts get no sandboxes now, with their addresses.
+    /// Reasons why hosts get no sandboxes now, with their addresses, and why the registry names none.
     pub(crate) fn refusals(&self) -> Vec<String> {
         let state = self.lock();
         let reasons = state.hosts.iter().filter_map(|h| {
             let why = h.why_not.as_ref()?;
             Some(format!("{:?}: {why}", h.api.url()))
         });
-        reasons.collect()
+        let registry = state.not_found.iter();
+        reasons
+            .chain(registry.map(|why| format!("those of sandbox.owner: {why}")))
+            .collect()
     }
 
     /// Number of hosts that can get sandboxes now.
@@ -258,9 +264,14 @@ impl Hosts {
             Ok((offer, protections)) => {
                 choice.answered(at, offer, now);
                 host.protections = Some(protections);
-                host.why_not = None;
+                if host.why_not.take().is_some() {
+                    tracing::info!(url = host.api.url(), "a sandbox server answers again");
+                }
             }
             Err(NoReport::Away(why)) => {
+                if host.why_not.is_none() {
+                    tracing::warn!(url = host.api.url(), %why, "a sandbox server does not answer");
+                }
                 host.why_not = Some(why);
                 if choice.silent(at, now) {
                     host.api.give_up();
@@ -292,7 +303,19 @@ impl Hosts {
             }
             state.find_at = now + FIND_EVERY;
         }
-        let Ok(mut urls) = finder() else { return };
+        let mut urls = match finder() {
+            Ok(urls) => {
+                self.lock().not_found = None;
+                urls
+            }
+            Err(why) => {
+                let before = self.lock().not_found.replace(why.clone());
+                if before.is_none() {
+                    tracing::warn!(%why, "the registry of sandbox servers does not answer");
+                }
+                return;
+            }
+        };
         urls.truncate(MAX_HOSTS);
         let place = |url: &str| url.trim_end_matches('/').to_owned();
         let mut urls: Vec<String> = urls.iter().map(|url| place(url)).collect();
@@ -345,6 +368,7 @@ fn suspect(state: &mut State, now: Duration) {
         if failures != host.failures {
             host.failures = failures;
             state.choice.suspect(at, now);
+            tracing::warn!(url = host.api.url(), "a request to a sandbox server broke: it is asked at once");
         }
     }
 }
