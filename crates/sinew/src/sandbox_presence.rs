@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+/// Pause after a registration, and the shortest one between heartbeats.
+const SOON: Duration = Duration::from_millis(100);
 /// Pause after a registration that failed.
 const AGAIN: Duration = Duration::from_secs(5);
 /// File of the kernel with the name of this host.
@@ -130,6 +132,8 @@ impl Member {
                 idle_s: worked.elapsed().as_secs_f64(),
                 cause: None,
             };
+            // The first heartbeat after a registration makes the role ready.
+            let mut soon = false;
             match client.beat(&beat) {
                 Ok(orders) if orders.drain => {
                     self.service.drain();
@@ -139,7 +143,7 @@ impl Member {
                 }
                 Ok(_) => away = false,
                 Err(ControlError::Gone(_)) => match client.again() {
-                    Ok(()) => {}
+                    Ok(()) => soon = true,
                     Err(error) => output::say_error(&format!("sinew: --owner: {error}\n")),
                 },
                 Err(error @ ControlError::Superseded(_)) => {
@@ -154,6 +158,7 @@ impl Member {
                         return;
                     };
                     client = anew;
+                    soon = true;
                 }
                 // The owner is away: sandboxes go on, and the next beat may find it.
                 Err(error) => {
@@ -163,7 +168,8 @@ impl Member {
                     away = true;
                 }
             }
-            if self.ends_within(Duration::from_millis(client.lease().renew_ms.max(100))) {
+            let renew = Duration::from_millis(client.lease().renew_ms).max(SOON);
+            if self.ends_within(if soon { SOON } else { renew }) {
                 break;
             }
         }

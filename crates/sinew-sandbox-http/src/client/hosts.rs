@@ -18,6 +18,9 @@ const QUESTIONS: usize = 16;
 const LOOK: Duration = Duration::from_millis(250);
 /// Time between two questions to the registry of roles.
 const FIND_EVERY: Duration = Duration::from_secs(5);
+/// Time after the registry named a host last in which it stays a member, if it answers: an owner that starts
+/// again knows no roles until they have registered, while their sandboxes work.
+const UNLISTED: Duration = Duration::from_secs(30);
 /// Maximum number of hosts; further ones of the registry are left out.
 const MAX_HOSTS: usize = 1024;
 
@@ -64,6 +67,8 @@ struct Host {
     why_not: Option<String>,
     /// It was found by the registry, and goes with it.
     found: bool,
+    /// Moment at which the registry named it last.
+    listed_at: Duration,
 }
 
 /// State of all hosts.
@@ -150,6 +155,7 @@ impl Hosts {
             protections: None,
             why_not: None,
             found,
+            listed_at: self.now(),
         });
         Ok(())
     }
@@ -291,8 +297,8 @@ impl Hosts {
         }
     }
 
-    /// Asks the registry of roles, if its time has come. Hosts that it has no longer are no members; where it
-    /// does not answer, nothing changes.
+    /// Asks the registry of roles, if its time has come. Hosts that it has no longer are soon no members; where
+    /// it does not answer, nothing changes.
     fn find(&self) {
         let Some(finder) = &self.finder else { return };
         let now = self.now();
@@ -322,10 +328,13 @@ impl Hosts {
         {
             let mut state = self.lock();
             let State { choice, hosts, .. } = &mut *state;
-            for (at, host) in hosts.iter().enumerate() {
-                let is_there = urls.iter().any(|url| url == host.api.url());
+            for (at, host) in hosts.iter_mut().enumerate() {
+                if urls.iter().any(|url| url == host.api.url()) {
+                    host.listed_at = now;
+                }
                 if host.found {
-                    choice.set_member(at, is_there, now);
+                    let listed = now.saturating_sub(host.listed_at) < UNLISTED;
+                    choice.set_member(at, listed, now);
                 }
                 urls.retain(|url| url != host.api.url());
             }
