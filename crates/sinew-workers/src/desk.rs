@@ -187,6 +187,7 @@ impl Desk {
             state.reported.insert(report.worker.clone());
         }
         TicketOrders {
+            id: self.terms.id.clone(),
             fence: self.terms.fence,
             paused: state.paused,
             ended: state.ended,
@@ -408,6 +409,7 @@ mod tests {
             reading: WorkerReading::default(),
         };
         let orders = desk.orders(&report);
+        assert_eq!(orders.id, "r-1");
         assert_eq!(
             (orders.fence, orders.paused, orders.ended),
             (4, false, false)
