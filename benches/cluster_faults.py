@@ -79,10 +79,11 @@ def programs_of_postgres():
 class Part:
     """A process that the supervisor keeps alive. Its log has what all of its incarnations printed."""
 
-    def __init__(self, cluster, name, host, args, ahead_s=0):
+    def __init__(self, cluster, name, host, args):
         self.cluster, self.name, self.host, self.args = cluster, name, host, args
-        self.log, self.process, self.starts, self.paused = cluster.folder / f"{name}.log", None, 0, False
-        self.codes, self.ahead_s, self.started = [], 0, 0.0
+        self.log, self.process, self.started = cluster.folder / f"{name}.log", None, 0.0
+        #: Seconds by which its monotonic clock is ahead, and whether it may end by itself.
+        self.ahead_s, self.ends = 0, False
 
     def start(self):
         args = [*map(str, self.args)]
@@ -92,7 +93,7 @@ class Part:
         with open(self.log, "ab") as log:
             self.process = self.cluster.hosts.popen(self.host, args, cwd=self.cluster.folder, env=self.cluster.env,
                                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self.starts, self.started = self.starts + 1, time.monotonic()
+        self.started = time.monotonic()
 
     def alive(self):
         return self.process is not None and self.process.poll() is None
@@ -102,9 +103,8 @@ class Part:
 
     def keep(self):
         """Starts it again if it ended."""
-        if not self.paused and not self.alive() and time.monotonic() - self.started > 0.3:
-            if self.process is not None:
-                self.codes.append(self.process.returncode)
+        done = self.ends and self.process is not None and self.process.poll() == 0
+        if not done and not self.alive() and time.monotonic() - self.started > 0.3:
             self.start()
 
     def end(self):
@@ -116,9 +116,13 @@ class Part:
 class Cluster:
     """All hosts and their processes. A thread supervises the processes; `run` is the number of the run."""
 
+    #: Number of hosts; folders that are file systems of their own, with their sizes; whether a run in one process must
+    #: end with the same weights.
+    count, file_systems, repeats = COUNT, {"owner": 96, "weights-0": 24, "weights-1": 24}, True
+
     def __init__(self, sinew, folder, steps):
         self.sinew, self.folder, self.steps, self.run = sinew, folder, steps, 0
-        self.hosts = netns_hosts.Hosts(COUNT, name=f"faults-{os.getpid()}")
+        self.hosts = netns_hosts.Hosts(self.count, name=f"faults-{os.getpid()}")
         rows = [{"question": str(n), "check": CHECK} for n in range(200)]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         for name, text in (("token", TOKEN), ("sandbox-token", f"faults:{TOKEN}")):
@@ -126,12 +130,15 @@ class Cluster:
             (folder / name).chmod(0o600)
         self.env = {**os.environ, "SINEW_CONTROL_TOKEN": TOKEN, "SINEW_SANDBOX_TOKEN": TOKEN,
                     "SINEW_TLS_CA": str(folder / "tls/ca.pem"), "SINEW_LOG": "info", "SINEW_THREADS": "1"}
-        for host in range(COUNT):
+        for host in range(self.count):
             subprocess.run([sinew, "tls", folder / "tls", "--host", self.hosts.address(host)], check=True,
                            stdout=subprocess.DEVNULL)
         self.lock, self.ended = threading.RLock(), threading.Event()
         self.parts, self.owner, self.sessions = {}, None, []
         self.owner_codes, self.partition_s = [], (1.0, 6.0)
+        for name, mib in self.file_systems.items():
+            (folder / name).mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", folder / name], check=True)
         self.make_parts()
 
     def tls(self, host):
@@ -142,7 +149,6 @@ class Cluster:
         worker = [self.sinew, "worker", "--json", "--owner", f"https://{self.hosts.address(OWNER)}:9000",
                   "--token-file", self.folder / "token"]
         for n, host in enumerate(WORKERS):
-            self.tmpfs(self.folder / f"weights-{n}", 24)
             more = ["--role", "rollout", "--slots", "8", "--notice-s", "5", "--weights-dir",
                     self.folder / f"weights-{n}/w"]
             self.add(f"worker-{n}", host, [*worker, *more])
@@ -157,10 +163,6 @@ class Cluster:
 
     def add(self, name, host, args):
         self.parts[name] = Part(self, name, host, args)
-
-    def tmpfs(self, folder, mib):
-        folder.mkdir(exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", folder], check=True)
 
     def postgres(self):
         """Makes a cluster of databases that the whole network may use, and gives the command of its server."""
@@ -206,7 +208,7 @@ class Cluster:
         for part in self.parts.values():
             part.end()
         self.hosts.close()
-        for name in ("owner", "weights-0", "weights-1"):
+        for name in self.file_systems:
             subprocess.run(["umount", "--lazy", self.folder / name], stderr=subprocess.DEVNULL)
 
     def supervise(self):
@@ -233,6 +235,20 @@ class Cluster:
                                capture_output=True, text=True, env=self.env, cwd=self.folder)
         return asked.stdout if asked.returncode == 0 else ""
 
+    def renew(self):
+        """Ends roles that do not end with a run: the next one is to have its own."""
+        for name, part in self.parts.items():
+            if name != "store":
+                part.end()
+
+    def stored(self):
+        """Lines `STEP|EPISODES` of all committed steps in the store."""
+        return self.sql(f'SELECT step, (record::json)->>\'episodes\' FROM "sinew_store_{self.name()}".batches ORDER BY step')
+
+    def whole(self, last):
+        """Whether every episode has one end, as far as the counts of a run that ended do not say it."""
+        return True
+
     def sql(self, text):
         asked = subprocess.run(self.hosts.command(STORE, [programs_of_postgres() / "psql", "-At", "-U", "sinew", "-h",
                                self.hosts.address(STORE), "postgres", "-c", text]), capture_output=True, text=True)
@@ -255,6 +271,97 @@ class Cluster:
         own = self.sessions[sessions - 1].errors[errors:] if sessions else []
         said["owner"] = "".join(own + [line for session in self.sessions[sessions:] for line in session.errors])
         return said
+
+
+QUEUE_RECIPE = """
+name = "queued"
+seed = 1
+reward = "regex(\\"^l\\")"
+model = {{ type = "scratch", d_model = 32, layers = 2, heads = 2, kv_heads = 1, d_ff = 64 }}
+env = {{ type = "python", module = "world.py:World" }}
+
+[rollout]
+tasks_per_step = 4
+group_size = 4
+max_in_flight = 16
+max_turns = 4
+max_turn_tokens = 3
+max_context_tokens = 256
+
+[algorithm]
+type = "grpo"
+correction = {{ type = "truncate", low = 0.0, high = 2.0 }}
+
+[data]
+type = "queue"
+queue = "https://{queue}:8090"
+token_file = "token"
+wait_s = 60
+lease_s = 10
+
+[train]
+steps = {steps}
+learning_rate = 3e-4
+checkpoint_every = 5
+
+[eval]
+tasks = 4
+"""
+
+
+class QueueCluster(Cluster):
+    """Hosts of a run that trains from a queue: 0 trains, 1 collects episodes, 2 scores them, 3 serves the queue."""
+
+    count, file_systems, repeats = 4, {"owner": 96, "queue-store": 96}, False
+
+    def make_parts(self):
+        """They are made anew for each run, which has its own queue."""
+        # Turns that take long keep the producer at work until the end of the run.
+        (self.folder / "world.py").write_text(faults.WORLD.replace("0.02", "0.3"))
+        self.parts = {}
+
+    def queue(self):
+        return f"https://{self.hosts.address(3)}:8090"
+
+    def renew(self):
+        for part in self.parts.values():
+            part.end()
+        recipe = self.folder / f"{self.name()}.toml"
+        recipe.write_text(QUEUE_RECIPE.format(steps=self.steps, queue=self.hosts.address(3)))
+        token = ["--token-file", self.folder / "token"]
+        shutil.rmtree(self.folder / f"queue-store/run-{self.run - 1}", ignore_errors=True)
+        self.add("queue", 3, [self.sinew, "queue", "serve", "--listen", f"{self.hosts.address(3)}:8090", *token, "--store",
+                              self.folder / "queue-store" / self.name(), *self.tls(3)])
+        self.add("collector", 1, [self.sinew, "collect", recipe, "--json", "--score-apart", "--episodes", self.episodes(),
+                                  "--resume", "--run-dir", self.folder / f"collected-{self.run}"])
+        self.parts["collector"].ends = True
+        self.add("scorer", 2, [self.sinew, "queue", "score", recipe, "--json", "--rows", "8", "--lease-s", "2"])
+
+    def episodes(self):
+        # A few more than the steps take: groups that lost a member are left.
+        return 16 * (self.steps + 6)
+
+    def start_owner(self):
+        args = [self.sinew, "train", self.folder / f"{self.name()}.toml", "--json", "--run-dir", self.run_dir(), "--resume"]
+        self.owner = faults.Session(self.hosts.command(0, args), self.folder, self.env)
+        self.sessions.append(self.owner)
+
+    def status(self):
+        return ""
+
+    def stored(self):
+        return []
+
+    def whole(self, last):
+        """Every row was trained, was dropped, or is still in the queue."""
+        asked = subprocess.run(self.hosts.command(0, [self.sinew, "queue", "stats", self.queue(), "--json", "--token-file",
+                               self.folder / "token"]), capture_output=True, text=True, env=self.env)
+        stats = json.loads(asked.stdout)
+        mine = next((c for c in stats["consumers"] if c["name"] == "trainer"), {})
+        open_rows = sum(mine.get(state, 0) for state in ("ready", "leased", "waiting", "dead"))
+        known = last["samples"]["trained"] + last["samples"]["dropped"] + open_rows
+        print(json.dumps({"rows": stats["rows"], "trainer": mine, "samples": last["samples"]}), file=sys.stderr)
+        return known == stats["rows"] + stats.get("done", 0) or mine.get("acked", 0) + open_rows == self.episodes()
 
 
 class Kind:
@@ -383,6 +490,18 @@ KINDS = {
     "disk-worker": Kind(fill_worker, "no space left", "no room", "MiB free"),
     "clock": Kind(jump, *SILENT, *SANDBOX, *DATABASE),
 }
+QUEUE = ("queue", "does not answer")
+QUEUE_KINDS = {
+    "queue-kill": Kind(kill_part("queue"), *QUEUE, share=2),
+    "queue-term": Kind(kill_part("queue", signal.SIGTERM), *QUEUE),
+    "scorer-kill": Kind(kill_part("scorer")),
+    "collector-kill": Kind(kill_part("collector")),
+    "owner-kill": Kind(end_owner(signal.SIGKILL)),
+    "owner-term": Kind(end_owner(signal.SIGTERM), "interrupted"),
+    "part-owner-queue": Kind(part_hosts(lambda dice: (0, 3)), *QUEUE),
+    "part-scorer-queue": Kind(part_hosts(lambda dice: (2, 3))),
+    "part-collector-queue": Kind(part_hosts(lambda dice: (1, 3))),
+}
 #: Longest time from a fault to the next step; and from a fault to a message about it, since a registration ends after 30 s.
 HANG_S, NAME_S = 180.0, 40.0
 
@@ -396,15 +515,22 @@ def wait_for(wanted, seconds):
     return wanted()
 
 
+def kinds_of(over):
+    return QUEUE_KINDS if over == "queue" else KINDS
+
+
 class Bench:
     """A run after the other on one cluster, and faults to them."""
 
     def __init__(self, cluster, args):
         self.cluster, self.args, self.rows, self.runs = cluster, args, [], []
         cluster.partition_s = tuple(args.partition_s)
+        self.kinds = kinds_of(args.over)
 
     def alone(self):
         """The run in one process on one host: what all runs must end with."""
+        if not self.cluster.repeats:
+            return
         run = self.cluster.folder / "alone"
         args = [self.cluster.sinew, "train", self.cluster.recipe(""), "--json", "--run-dir", run]
         session = faults.Session(args, self.cluster.folder, self.cluster.env)
@@ -415,10 +541,7 @@ class Bench:
     def begin(self):
         with self.cluster.lock:
             self.cluster.run += 1
-            # Those do not end with a run, and the next one is to have its own.
-            for name, part in self.cluster.parts.items():
-                if not name.startswith("store"):
-                    part.signal(signal.SIGKILL) if part.alive() else None
+            self.cluster.renew()
             self.cluster.sessions, self.cluster.owner_codes = [], []
             self.cluster.start_owner()
 
@@ -427,11 +550,11 @@ class Bench:
         cluster = self.cluster
         dice = random.Random(f"{self.args.seed} {number}")
         names = self.args.kinds.split(",")
-        name = dice.choices(names, [KINDS[name].share for name in names])[0]
+        name = dice.choices(names, [self.kinds[name].share for name in names])[0]
         time.sleep(dice.uniform(0.0, 1.5))
         ids = self.ids(self.page())
         marks, begun, reached = cluster.marks(), time.monotonic(), self.reached()
-        what = KINDS[name].strike(cluster, dice)
+        what = self.kinds[name].strike(cluster, dice)
         row = {"fault": number, "kind": name, "what": what, "run": cluster.run, "step": reached}
         later = lambda: [at for step, at in cluster.steps_done() if step > reached and at > begun]
         struck_s = round(time.monotonic() - begun, 2)
@@ -453,7 +576,6 @@ class Bench:
 
     def steps_ok(self):
         """Whether the records and the store have each step once, and the store no episode twice."""
-        name = self.cluster.name()
         lines = (self.cluster.run_dir() / "metrics.jsonl").read_text().splitlines()
         steps = []
         for line in lines:
@@ -462,8 +584,7 @@ class Bench:
             except (ValueError, KeyError):
                 # The last one may be at work.
                 continue
-        stored = self.cluster.sql(f'SELECT step, (record::json)->>\'episodes\' FROM "sinew_store_{name}".batches ORDER BY step')
-        stored = [line.split("|", 1) for line in stored]
+        stored = [line.split("|", 1) for line in self.cluster.stored()]
         numbers = [int(step) for step, _ in stored]
         episodes = [e for _, several in stored for e in json.loads(several)]
         once = numbers == list(range(1, len(numbers) + 1)) and len(set(episodes)) == len(episodes)
@@ -514,7 +635,7 @@ class Bench:
         said = self.cluster.said_since(row["marks"])
         said.pop("store", None)
         text = "\n".join([*said.values(), *events])
-        words = KINDS[row["kind"]].words
+        words = self.kinds[row["kind"]].words
         found = [word for word in words if word.lower() in text.lower()]
         row["named"] = bool(found) or not words
         if row["named"] or last:
@@ -531,11 +652,14 @@ class Bench:
         again = sum(step["retried"] for step in told)
         out = sum(step["rollout"]["failed"] + step["samples"]["unscored"]["count"] for step in told)
         why = [step.get("failed_cause") or step["samples"]["unscored"].get("first") for step in told]
-        same = ended and faults.weights(cluster.run_dir()) == self.expected
+        same = not cluster.repeats or ended and faults.weights(cluster.run_dir()) == self.expected
         row = {"run": cluster.run, "ended": ended, "owner_codes": cluster.owner_codes, "run_again": again, "left_out": out,
                "lost": last["samples"].get("lost"), "trained_twice": last["samples"].get("trained_twice"),
                "equal": same, "why_left_out": [text for text in why if text], "steps_ok": self.steps_ok(), "steps": len(told)}
-        row["ok"] = (row["lost"], row["trained_twice"]) == (0, 0) and row["steps_ok"] and (same or again + out > 0)
+        row["whole"] = ended and cluster.whole(last)
+        counts = (row["lost"], row["trained_twice"]) == (0, 0) and row["steps_ok"] and row["whole"]
+        # What an episode says when it is run again is drawn anew, and what was left out trains nothing.
+        row["ok"] = counts and (same or again + out > 0)
         self.runs.append(row)
         if row["ok"]:
             shutil.rmtree(cluster.run_dir())
@@ -600,11 +724,11 @@ def run(args, folder):
         print(f"cluster faults: {why}", file=sys.stderr)
         sys.exit(3)
     say = (lambda row: print(json.dumps(row), flush=True)) if args.json else (lambda row: print(row, file=sys.stderr))
-    cluster, supervisor = Cluster(args.sinew.resolve(), folder, args.steps), None
+    kind = QueueCluster if args.over == "queue" else Cluster
+    cluster, supervisor = kind(args.sinew.resolve(), folder, args.steps), None
     try:
         bench = Bench(cluster, args)
         bench.alone()
-        cluster.tmpfs(folder / "owner", 96)
         supervisor = threading.Thread(target=cluster.supervise)
         supervisor.start()
         faults_to_runs(bench, say)

@@ -604,9 +604,10 @@ def in_namespace():
 def across_hosts(args, folder):
     """Faults to runs over several hosts."""
     import cluster_faults
-    args.kinds, args.steps = args.kinds or ",".join(cluster_faults.KINDS), args.steps or 80
-    if unknown := set(args.kinds.split(",")) - set(cluster_faults.KINDS):
-        sys.exit(f"--kinds {','.join(unknown)}: allowed: {', '.join(cluster_faults.KINDS)}")
+    known = cluster_faults.kinds_of(args.over)
+    args.kinds, args.steps = args.kinds or ",".join(known), args.steps or 80
+    if unknown := set(args.kinds.split(",")) - set(known):
+        sys.exit(f"--kinds {','.join(unknown)}: allowed: {', '.join(known)}")
     if not cluster_faults.run(args, folder):
         sys.exit(f"faults were not borne; logs are below {folder}")
     shutil.rmtree(folder)
@@ -620,6 +621,8 @@ def main():
     parser.add_argument("--steps", type=int, help="training steps of a run, at least 3; 8, and 80 with --faults")
     parser.add_argument("--kinds", help="kinds of faults, by commas; all")
     parser.add_argument("--faults", type=int, help="number of faults to runs over several hosts")
+    parser.add_argument("--over", choices=["workers", "queue"], default="workers",
+                        help="with --faults: hosts that run episodes for the run, or that fill and score a queue for it")
     parser.add_argument("--partition-s", type=float, nargs=2, default=(1.0, 6.0), help="with --faults: shortest and longest partition")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--json", action="store_true", help="a line for each round, and for each kind")
