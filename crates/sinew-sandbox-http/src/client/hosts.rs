@@ -297,8 +297,8 @@ impl Hosts {
         }
     }
 
-    /// Asks the registry of roles, if its time has come. Hosts that it has no longer are soon no members; where
-    /// it does not answer, nothing changes.
+    /// Asks the registry of roles, if its time has come. Hosts that it has no longer are soon no members;
+    /// where it does not answer, nothing changes.
     fn find(&self) {
         let Some(finder) = &self.finder else { return };
         let now = self.now();
