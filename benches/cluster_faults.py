@@ -469,7 +469,7 @@ def freeze(cluster, dice):
 
 SILENT = ("does not answer", "is silent", "not heard of", "was not renewed", "were not renewed")
 DATABASE = ("database does not answer", "postgres", "PostgreSQL")
-SANDBOX = ("sandbox server", "sandbox host", "sandbox:")
+SANDBOX = ("sandbox server", "sandbox host", "sandbox:", "its sandbox")
 KINDS = {
     "worker-kill": Kind(kill_part("worker"), *SILENT, share=2),
     "worker-term": Kind(kill_part("worker", signal.SIGTERM), "asked to end"),

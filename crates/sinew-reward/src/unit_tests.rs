@@ -145,7 +145,10 @@ impl UnitTests {
         let mut lost = 0;
         let result = loop {
             match self.in_sandbox(files, request()).await {
-                Err(error) if is_lost(&error) && lost < LOST_SANDBOXES => lost += 1,
+                Err(error) if is_lost(&error) && lost < LOST_SANDBOXES => {
+                    lost += 1;
+                    tracing::warn!(%error, "a score lost its sandbox: another one is made");
+                }
                 result => {
                     break result.map_err(|e| Unscored::new(format!("sandbox: {e}")))?;
                 }

@@ -90,7 +90,7 @@ impl SandboxProvider for Losing {
                 host: "http://10.0.0.7:8070".into(),
                 reason: "Connection refused".into(),
             };
-            return Box::pin(async { Err(lost) });
+            return Box::pin(async move { Err(lost) });
         }
         self.inner.acquire(spec)
     }
