@@ -474,7 +474,7 @@ KINDS = {
     "worker-kill": Kind(kill_part("worker"), *SILENT, share=2),
     "worker-term": Kind(kill_part("worker", signal.SIGTERM), "asked to end"),
     "worker-freeze": Kind(freeze, *SILENT),
-    "owner-kill": Kind(end_owner(signal.SIGKILL), "another owner continues", "the run continues", share=2),
+    "owner-kill": Kind(end_owner(signal.SIGKILL), "another owner continues", "the run continues with a new owner", share=2),
     "owner-term": Kind(end_owner(signal.SIGTERM), "interrupted"),
     "sandbox-kill": Kind(kill_part("sandbox"), *SANDBOX, *SILENT),
     "sandbox-inside": Kind(kill_inside, *SANDBOX, "spawner"),

@@ -133,6 +133,9 @@ impl Owner {
             (None, None) => return Ok(None),
         };
         let (token_file, token) = token(session, launch)?;
+        if parts.fence.number() > 1 {
+            tracing::info!(fence = parts.fence.number(), "the run continues with a new owner");
+        }
         let run = launched_name(recipe, session.dir.path());
         let fence = parts.fence.number();
         let control = Arc::new(ControlDesk::new(&run, fence, control_limits(launch)));
