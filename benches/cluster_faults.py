@@ -222,8 +222,9 @@ class Cluster:
                     self.start_owner()
 
     def over(self):
-        """Whether the run came to its end, and not to that of its session only."""
-        return self.owner.process.poll() == 0 and any(line.startswith('{"eval":') for line in self.owner.lines[-1:])
+        """Whether the run came to its end, and not to that of its session only. One that learned nothing ends with 1."""
+        ended = self.owner.process.poll() in (0, 1)
+        return ended and any(line.startswith('{"eval":') for line in self.owner.lines[-1:])
 
     def steps_done(self):
         """Steps of the run with the times at which they were reported, over all sessions of the owner."""
