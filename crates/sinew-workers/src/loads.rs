@@ -65,11 +65,10 @@ impl WorkerLoads {
     /// Workers that held episodes in their last report and have been silent for longer than a time since. Each
     /// silence is named once.
     pub(crate) fn newly_silent(&mut self, longer_than_s: f64, now_s: f64) -> Vec<String> {
-        let silent =
-            |seen: &Seen| now_s - seen.at_s > longer_than_s && seen.reading.in_flight > 0;
         let mut names = Vec::new();
         for (name, seen) in &mut self.workers {
-            if !seen.named && silent(seen) {
+            let silent = now_s - seen.at_s > longer_than_s;
+            if silent && !seen.named && seen.reading.in_flight > 0 {
                 seen.named = true;
                 names.push(name.clone());
             }
