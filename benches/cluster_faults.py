@@ -277,7 +277,7 @@ class Cluster:
 QUEUE_RECIPE = """
 name = "queued"
 seed = 1
-reward = "regex(\\"^l\\")"
+reward = "regex(\\"[a-z]\\")"
 model = {{ type = "scratch", d_model = 32, layers = 2, heads = 2, kv_heads = 1, d_ff = 64 }}
 env = {{ type = "python", module = "world.py:World" }}
 
