@@ -491,7 +491,7 @@ KINDS = {
     "disk-worker": Kind(fill_worker, "no space left", "no room", "MiB free"),
     "clock": Kind(jump, *SILENT, *SANDBOX, *DATABASE),
 }
-QUEUE = ("queue", "does not answer")
+QUEUE = ("queue does not answer",)
 QUEUE_KINDS = {
     "queue-kill": Kind(kill_part("queue"), *QUEUE, share=2),
     "queue-term": Kind(kill_part("queue", signal.SIGTERM), *QUEUE),
