@@ -459,7 +459,7 @@ def jump(cluster, dice):
 
 
 def freeze(cluster, dice):
-    """A worker stands still for longer than its leases, and goes on as if nothing had been."""
+    """A worker stands still for longer than its leases, and continues as if nothing had been."""
     name = dice.choice([name for name in cluster.parts if name.startswith("worker")])
     part, seconds = cluster.parts[name], round(dice.uniform(2.5, 5), 1)
     part.signal(signal.SIGSTOP)

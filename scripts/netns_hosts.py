@@ -121,7 +121,7 @@ class Hosts:
         return subprocess.Popen(self.command(host, args), **options)
 
     def partition(self, a, b):
-        """No packet passes between two hosts any more; neither is told."""
+        """No packet passes between two hosts any more, and neither gets an error."""
         for own, other in ((a, b), (b, a)):
             ip("-n", self.namespace(own), "neigh", "replace", self.address(other), "lladdr", NOWHERE,
                "nud", "permanent", "dev", "eth0")

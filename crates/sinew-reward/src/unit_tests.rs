@@ -173,7 +173,7 @@ impl UnitTests {
         }
         let result = sandbox.exec(request).await?;
         match sandbox.destroy().await {
-            // What went with its host needs no end, and the result is here.
+            // The result is here, and a sandbox that went with its host needs no end.
             Err(error) if !is_lost(&error) => Err(error),
             _ => Ok(result),
         }

@@ -108,7 +108,7 @@ fn hosts_that_are_parted_and_a_worker_that_dies_change_nothing() {
         (first.join().unwrap(), second)
     });
     hosts.between("partition", "0", "1");
-    // The other worker goes on, with the tickets of the one that is away.
+    // The other worker continues, with the tickets of the one that is away.
     wait_for_steps(&run, 3);
     hosts.between("heal", "0", "1");
     // From here on the one that was away is the only one.
