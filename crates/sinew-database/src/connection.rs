@@ -17,6 +17,9 @@ use tokio_postgres::{Client, Config};
 const CONNECT: Duration = Duration::from_secs(5);
 /// Idle time after which the system asks whether the server is still there.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Time after which a connection whose bytes nobody acknowledges is made anew. The system repeats them at
+/// pauses that double, so that a connection may be silent for as long again as the network was away.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// Pauses between attempts: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Parameter of an address that names a file with trusted certificates.
@@ -154,6 +157,9 @@ impl Postgres {
         config.application_name("sinew");
         config.connect_timeout(CONNECT);
         config.keepalives_idle(KEEPALIVE);
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(UNACKNOWLEDGED);
+        }
         let roots = roots.as_deref().map(Path::new);
         Ok(Self {
             config,
@@ -403,6 +409,8 @@ mod tests {
         ] {
             let postgres = made(url).unwrap();
             assert_eq!(postgres.config.get_ssl_mode(), mode, "{url}");
+            let limit = postgres.config.get_tcp_user_timeout();
+            assert_eq!(limit, Some(&UNACKNOWLEDGED), "{url}");
             assert_eq!(postgres.config.get_password(), Some(&b"s3cret"[..]));
             assert!(!format!("{postgres:?}").contains("s3cret"));
         }
