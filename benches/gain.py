@@ -268,7 +268,7 @@ def equal_share(folder):
     """Share of the training episodes that were in groups of equal rewards."""
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     episodes = sum(step["rollout"]["episodes"] for step in steps)
-    return sum(step["samples"].get("equal", 0) for step in steps) / episodes if episodes else None
+    return sum(step["samples"]["equal"]["count"] for step in steps) / episodes if episodes else None
 
 
 def of_seed(domain, seed):

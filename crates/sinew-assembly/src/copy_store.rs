@@ -1,8 +1,8 @@
 //! Copies of stores between folders and databases: `sinew runs copy`.
 
-use crate::database::{DatabasePlace, adopt, folder_name, opened};
+use crate::database::{Begin, DatabasePlace, adopt, folder_name, opened};
 use crate::failure::Failure;
-use crate::store::disk_store;
+use crate::store::{database_of, disk_store};
 use crate::token::{first_line, refuse_password};
 use sinew_runs::store_path;
 use sinew_store::{CopyError, CopyProgress, CopyReport, StoreError, TraceStore, copy};
@@ -46,6 +46,13 @@ impl StorePlace {
         if self.url_file.is_none() {
             refuse_password("the address", &typed)?;
         }
+        if let Some(place) = self
+            .payloads
+            .as_deref()
+            .filter(|p| !p.starts_with("file://"))
+        {
+            refuse_password("--payloads", place)?;
+        }
         let (url, name) = match typed.rsplit_once('#') {
             Some((url, name)) => (url.to_owned(), name.to_owned()),
             None => (typed, folder_name(Path::new(other))),
@@ -68,26 +75,42 @@ fn folder_of(place: &Path) -> PathBuf {
     }
 }
 
-fn open(place: &Opened, is_source: bool) -> Result<Arc<dyn TraceStore>, Failure> {
+/// Opens a target, which may be new.
+fn target_of(place: &Opened) -> Result<Arc<dyn TraceStore>, Failure> {
     match place {
-        Opened::Database(place) => opened(place, None),
+        Opened::Database(place) => opened(place, None, Begin::Yes),
+        Opened::Folder(folder) => writable(&folder_of(folder)),
+    }
+}
+
+/// Opens a source, which must be there.
+fn source_of(place: &Opened) -> Result<Arc<dyn TraceStore>, Failure> {
+    match place {
+        Opened::Database(place) => opened(place, None, Begin::No),
         Opened::Folder(folder) => {
+            if let Some(store) = database_of(folder)? {
+                return Ok(store);
+            }
             let path = folder_of(folder);
-            if is_source && !path.join("segments").is_dir() {
+            if !path.join("segments").is_dir() {
                 return Err(Failure::input(format!(
                     "{} holds no store\n  hint: give the folder of a run, or postgres://HOST/DATABASE#NAME",
                     folder.display()
                 )));
             }
-            let store = disk_store(&path, false).map_err(|e| match e {
-                StoreError::Locked { .. } => Failure::input(format!(
-                    "{e}\n  hint: end the run first; what it stores during a copy would be missing"
-                )),
-                other => Failure::input(other),
-            })?;
-            Ok(Arc::new(store))
+            writable(&path)
         }
     }
+}
+
+fn writable(folder: &Path) -> Result<Arc<dyn TraceStore>, Failure> {
+    let store = disk_store(folder, false).map_err(|e| match e {
+        StoreError::Locked { .. } => Failure::input(format!(
+            "{e}\n  hint: end the run first; what it stores during a copy would be missing"
+        )),
+        other => Failure::input(other),
+    })?;
+    Ok(Arc::new(store))
 }
 
 /// Copies a store, and takes up a copy that was cut short. The folder of a run that was copied into a
@@ -102,8 +125,8 @@ pub fn copy_store(
 ) -> Result<CopyReport, Failure> {
     let (source, target) = (from.read(&to.place)?, to.read(&from.place)?);
     let report = copy(
-        open(&source, true)?.as_ref(),
-        open(&target, false)?.as_ref(),
+        source_of(&source)?.as_ref(),
+        target_of(&target)?.as_ref(),
         tell,
     );
     let report = report.map_err(|e| match e {

@@ -22,28 +22,47 @@ pub(crate) struct DatabasePlace {
     pub(crate) payloads: Option<String>,
 }
 
-/// The store of a run in a database.
+/// Whether a store that is not there is begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begin {
+    Yes,
+    No,
+}
+
+/// The store of a run in a database, for the run itself, which begins it.
 ///
 /// # Errors
 /// If the database cannot be reached, or holds the store of another run under that name.
 pub(crate) fn store_of(plan: &StorePlan, dir: &Path) -> Result<Arc<dyn TraceStore>, Failure> {
+    opened(&place_of(plan, dir)?, Some(dir), Begin::Yes)
+}
+
+/// The store of a run in a database, which the run began before. Opening it writes nothing.
+///
+/// # Errors
+/// If the database cannot be reached, or has not the store that the folder of the run names.
+pub(crate) fn begun_store_of(plan: &StorePlan, dir: &Path) -> Result<Arc<dyn TraceStore>, Failure> {
+    opened(&place_of(plan, dir)?, Some(dir), Begin::No)
+}
+
+fn place_of(plan: &StorePlan, dir: &Path) -> Result<DatabasePlace, Failure> {
     let url = match (&plan.url, &plan.url_file) {
         (Some(url), _) => url.clone(),
         (None, Some(file)) => first_line("store.url_file", Path::new(file))?,
         (None, None) => return Err(Failure::input("store.url is missing")),
     };
-    let name = plan.name.clone().unwrap_or_else(|| folder_name(dir));
-    let place = DatabasePlace {
+    Ok(DatabasePlace {
         url,
-        name,
+        name: plan.name.clone().unwrap_or_else(|| folder_name(dir)),
         payloads: plan.payloads.clone(),
-    };
-    opened(&place, Some(dir))
+    })
 }
 
 /// Name of a store in a database, from the folder of its run: other characters than letters, digits, - and _
 /// become -.
 pub(crate) fn folder_name(dir: &Path) -> String {
+    // `.` has a name, too.
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let name: String = name
@@ -62,8 +81,9 @@ pub(crate) fn folder_name(dir: &Path) -> String {
 pub(crate) fn opened(
     place: &DatabasePlace,
     run: Option<&Path>,
+    begin: Begin,
 ) -> Result<Arc<dyn TraceStore>, Failure> {
-    let store = server::open(place)?;
+    let store = server::open(place, begin)?;
     if let Some(dir) = run {
         server::check_identity(&store, dir)?;
     }
@@ -71,38 +91,46 @@ pub(crate) fn opened(
 }
 
 #[cfg(not(feature = "databases"))]
-pub(crate) fn opened(_: &DatabasePlace, _: Option<&Path>) -> Result<Arc<dyn TraceStore>, Failure> {
+pub(crate) fn opened(
+    _: &DatabasePlace,
+    _: Option<&Path>,
+    _: Begin,
+) -> Result<Arc<dyn TraceStore>, Failure> {
     Err(crate::levels::missing_feature("store.type = \"postgres\"", "databases").into())
 }
 
 /// Records the name of a store in the folder of a run whose episodes were copied into it.
 #[cfg(feature = "databases")]
 pub(crate) fn adopt(place: &DatabasePlace, dir: &Path) -> Result<(), Failure> {
-    let store = server::open(place)?;
+    let store = server::open(place, Begin::No)?;
     server::write_identity(&store, dir)
 }
 
 #[cfg(not(feature = "databases"))]
 pub(crate) fn adopt(place: &DatabasePlace, dir: &Path) -> Result<(), Failure> {
-    opened(place, Some(dir)).map(drop)
+    opened(place, Some(dir), Begin::No).map(drop)
 }
 
 #[cfg(feature = "databases")]
 mod server {
-    use super::DatabasePlace;
+    use super::{Begin, DatabasePlace};
     use crate::failure::Failure;
     use sinew_database::{Address, DatabaseOptions, Payloads, PostgresStore, ServerKind};
+    use sinew_runs::store_id_path;
     use sinew_store::{StoreError, TraceStore};
     use std::io::ErrorKind;
     use std::path::Path;
 
-    /// File in a run's folder with the random name of its store.
-    const IDENTITY: &str = "store.id";
-
-    pub(super) fn open(place: &DatabasePlace) -> Result<PostgresStore, Failure> {
+    pub(super) fn open(place: &DatabasePlace, begin: Begin) -> Result<PostgresStore, Failure> {
+        let asked = match begin {
+            Begin::Yes => "may this user create schemas?",
+            Begin::No => {
+                "is the name that of the store? Without store.name it is that of the run's folder."
+            }
+        };
         let failed = |e: StoreError| match e {
             e @ StoreError::Server { .. } => Failure::outside(format!(
-                "{e}\n  hint: is PostgreSQL running there, and may this user create schemas? Its password: PGPASSWORD"
+                "{e}\n  hint: is PostgreSQL running there, and {asked} Its password: PGPASSWORD"
             )),
             other => Failure::input(format!("store: {other}")),
         };
@@ -115,12 +143,23 @@ mod server {
         }
         let payloads = place.payloads.as_deref().map(Payloads::open).transpose();
         let payloads = payloads.map_err(|e| Failure::input(format!("store.payloads: {e}")))?;
-        PostgresStore::open(&address, &place.name, payloads, DatabaseOptions::default())
-            .map_err(failed)
+        let (name, usual) = (&place.name, DatabaseOptions::default());
+        let opened = match begin {
+            Begin::Yes => PostgresStore::open(&address, name, payloads, usual),
+            Begin::No => {
+                // A command can be typed again: it does not wait long for a server that was lost.
+                let options = DatabaseOptions {
+                    patience: usual.first_patience,
+                    ..usual
+                };
+                PostgresStore::existing(&address, name, payloads, options)
+            }
+        };
+        opened.map_err(failed)
     }
 
     pub(super) fn check_identity(store: &PostgresStore, dir: &Path) -> Result<(), Failure> {
-        let file = dir.join(IDENTITY);
+        let file = store_id_path(dir);
         match std::fs::read_to_string(&file) {
             Ok(known) if known.trim() == store.identity() => Ok(()),
             Ok(_) => Err(Failure::input(format!(
@@ -145,7 +184,7 @@ mod server {
     }
 
     pub(super) fn write_identity(store: &PostgresStore, dir: &Path) -> Result<(), Failure> {
-        let file = dir.join(IDENTITY);
+        let file = store_id_path(dir);
         let text = format!("{}\n", store.identity());
         sinew_runs::write_atomic(&file, text.as_bytes())
             .map_err(|e| Failure::system(format!("{}: {e}", file.display())))

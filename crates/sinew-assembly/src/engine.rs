@@ -17,7 +17,7 @@ use sinew_pipeline::{CrossPolicy, CrossPolicyConfig};
 use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_tensor::{Cpu, KernelSet};
-use sinew_types::{Engine, Format, PolicyVersion, TensorSource};
+use sinew_types::{Engine, Format, PolicyVersion, TensorSource, WeightsId};
 use std::sync::Arc;
 
 /// Compiles formats into masks. The recipe's own format is compiled now.
@@ -127,7 +127,10 @@ pub(crate) fn engines(
         return Ok((servers::sampling_engine(&recipe.engine, renderer)?, None));
     }
     if recipe.engine.kind == EngineType::Tinker {
-        return Ok((tinker::engine(recipe, shape.vocab, weights)?, None));
+        let first = WeightsId::new(weights.version, weights.lineage);
+        let tensors = Arc::clone(&weights.tensors);
+        let engine = tinker::engine(recipe, shape.vocab, first, tensors)?;
+        return Ok((engine, None));
     }
     if recipe.engine.kind != EngineType::Embedded {
         let base = match model_files(&recipe.model)? {

@@ -52,21 +52,9 @@ pub struct World {
     pub sandbox_wait: Arc<SandboxWait>,
 }
 
-impl std::fmt::Debug for Tasks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tasks")
-            .field("left_out", &self.left_out)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Tasks, left_out);
 
-impl std::fmt::Debug for World {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("World")
-            .field("envs", &self.envs.name())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(World as this, envs = this.envs.name());
 
 /// Reads the tasks of a recipe: its own rows, or those of its environments.
 ///
@@ -256,13 +244,7 @@ pub struct OwnReward {
     pub reward: Option<Arc<dyn Reward>>,
 }
 
-impl std::fmt::Debug for OwnReward {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OwnReward")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(OwnReward, name);
 
 impl OwnReward {
     /// The id among [`OwnReward::tasks`] of a task of the run; `None` for a task of another environment.

@@ -5,12 +5,12 @@ use crate::collection::ScoredGroups;
 use crate::env::{self, Tasks};
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
-use crate::store::disk_store;
+use crate::store::run_store;
 use sinew_orchestrator::CommittedEpisodes;
 use sinew_recipe::{Recipe, RunPlan};
-use sinew_runs::store_path;
+use sinew_runs::{RunDirError, in_use};
 use sinew_store::{
-    DiskStore, EpisodeSummary, Filter, GcReport, MAX_PAGE, StoreError, TraceStore, summaries,
+    EpisodeSummary, Filter, GcReport, MAX_PAGE, Sweep, SweepReport, TraceStore, summaries,
 };
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,27 +66,28 @@ pub struct RemovedEpisodes {
     pub report: GcReport,
     /// Episodes that a rule names and that are still needed.
     pub needed: u64,
+    /// Objects of a store in a database that no episode refers to.
+    pub objects: SweepReport,
 }
 
 /// Removes episodes of a folder of `sinew train` or `sinew collect`: those that `expiry` names and that
-/// nothing needs any more. If there is no rule, it removes those that a run trained. With `dry_run` it only
-/// counts.
+/// nothing needs any more. If there is no rule, it removes those that a run trained. Then it deletes the
+/// objects that no episode refers to and that were written before `objects_before`, in seconds since 1970.
+/// With `dry_run` it only counts.
 ///
 /// # Errors
-/// If a process holds the store, the run has no checkpoint, or a collection was given no rule.
+/// If a process holds the run, the run has no checkpoint, or a collection was given no rule.
 pub fn expire(
     run_dir: &Path,
     expiry: &Expiry,
+    objects_before: f64,
     dry_run: bool,
     accept_loss: bool,
 ) -> Result<RemovedEpisodes, Failure> {
     let recipe = crate::environments::recipe_of(run_dir)?;
-    let path = store_path(run_dir);
-    if !path.exists() {
-        return Err(Failure::input(format!(
-            "{} keeps no episodes: its recipe has store.type = \"memory\"",
-            run_dir.display()
-        )));
+    if in_use(run_dir) {
+        let path = run_dir.to_owned();
+        return Err(RunDirError::Locked { path }.into());
     }
     let collected = sinew_runs::is_collection(run_dir, &recipe);
     if collected && *expiry == Expiry::default() {
@@ -101,19 +102,17 @@ pub fn expire(
     } else {
         Some(oldest_step(&run_dir.join("checkpoints"))?)
     };
-    let store = disk_store(&path, accept_loss).map_err(|e| match e {
-        e @ StoreError::Locked { .. } => Failure::input(e),
-        e => Failure::system(e),
-    })?;
+    let store = run_store(run_dir, accept_loss)?;
+    let store = store.as_ref();
     let (doomed, needed) = match through {
         Some(step) => {
-            let decided = CommittedEpisodes::through(&store, step)?;
-            chosen(&store, expiry, |e| decided.is_done_with(e), step)?
+            let decided = CommittedEpisodes::through(store, step)?;
+            chosen(store, expiry, |e| decided.is_done_with(e), step)?
         }
         None => {
             let size = recipe.data.is_none().then_some(recipe.rollout.group_size);
-            let whole = ScoredGroups::groups(&store, size.unwrap_or(1))?;
-            chosen(&store, expiry, |e| whole.is_done_with(e), 0)?
+            let whole = ScoredGroups::groups(store, size.unwrap_or(1))?;
+            chosen(store, expiry, |e| whole.is_done_with(e), 0)?
         }
     };
     let report = if dry_run {
@@ -124,16 +123,22 @@ pub fn expire(
     } else {
         store.remove(&doomed).map_err(Failure::system)?
     };
+    let sweep = Sweep {
+        before_unix_s: objects_before,
+        gone: if dry_run { &doomed } else { &[] },
+        dry_run,
+    };
     Ok(RemovedEpisodes {
         through_step: through,
         report,
         needed,
+        objects: store.sweep(&sweep).map_err(Failure::system)?,
     })
 }
 
 /// The episodes that may go, and how many are still needed of those that a rule names.
 fn chosen(
-    store: &DiskStore,
+    store: &dyn TraceStore,
     expiry: &Expiry,
     is_done_with: impl Fn(&EpisodeSummary) -> bool,
     step: u64,

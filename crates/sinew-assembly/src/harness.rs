@@ -53,7 +53,7 @@ pub(crate) fn build(
     session: &Session<'_>,
 ) -> Result<Arc<dyn Harness>, Failure> {
     let sandbox = &recipe.sandbox;
-    let served = session.serve.address(&recipe.harness)?;
+    let served = session.serve.address(recipe)?;
     let section = match (&recipe.harness, served) {
         (HarnessSection::Service(section), Some(at)) => {
             let gateway = gateway(parts);

@@ -1,6 +1,7 @@
 //! From `[launch]` of a recipe to launchers, the supervisor of an owner, and the start of an owner elsewhere.
 
 use crate::failure::Failure;
+use crate::launch_record::keep_record;
 use sinew_control::{
     AutoscaleLimits, ControlDesk, ControlLimits, ControlPlace, HostsLauncher,
     KUBERNETES_RECIPE_FILE, KUBERNETES_TOKEN_FILE, KubernetesAccess, KubernetesLauncher,
@@ -327,6 +328,9 @@ fn worker(launch: &LaunchPlan, id: &RoleId, kind: RoleKind, place: &ControlPlace
     ] {
         command.extend([option.to_owned(), value.to_owned()]);
     }
+    if kind == RoleKind::Engine {
+        command.extend(listens(launch, place));
+    }
     if role.preemptible {
         command.push("--preemptible".to_owned());
     }
@@ -340,6 +344,24 @@ fn worker(launch: &LaunchPlan, id: &RoleId, kind: RoleKind, place: &ControlPlace
         &role,
         place.ca_file.as_deref(),
     )
+}
+
+/// The listener of a role that others ask: on a free port, with a certificate of the run's authority where
+/// other hosts reach it and the run has one.
+fn listens(launch: &LaunchPlan, place: &ControlPlace) -> Vec<String> {
+    let at = |address: &str| vec!["--listen".to_owned(), address.to_owned()];
+    if launch.on == LaunchOn::Local {
+        return at("127.0.0.1:0");
+    }
+    let mut words = at("0.0.0.0:0");
+    let authority = place.ca_file.as_deref().and_then(Path::parent);
+    if let Some(folder) = authority {
+        words.extend(["--tls-own".to_owned(), folder.display().to_string()]);
+    } else if place.url.starts_with("http:") {
+        // The run's own listener has no TLS either.
+        words.push("--insecure-plain-http".to_owned());
+    }
+    words
 }
 
 fn spec(
@@ -412,7 +434,7 @@ pub fn launch_owner(
             "the recipe has no [launch]\n  hint: --on names the engine that starts the roles",
         )
     })?;
-    let in_cluster = launch.on == LaunchOn::Kubernetes;
+    let (here, in_cluster) = (dir, launch.on == LaunchOn::Kubernetes);
     let dir = match (&launch.kubernetes, in_cluster) {
         (Some(section), true) => Path::new(&section.folder).join(&plan.name),
         _ => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
@@ -443,6 +465,10 @@ pub fn launch_owner(
     } else {
         launcher(launch, &run, &dir)?.preview(&spec)?
     };
+    if !dry_run {
+        // Before the start: a job without a record could not be found while it waits.
+        keep_record(plan, here, &dir, &run)?;
+    }
     if !dry_run && !runs {
         start_owner(launch, &run, &dir, &spec, &manifests)?;
     }

@@ -15,6 +15,7 @@
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `listen` | none | TLS of listeners, trusted authorities |
 //! | `launch` | `launch` | launchers, the supervisor of an owner, owners elsewhere |
+//! | `launch_record`, `launch_jobs` | `launch` | the jobs of a run whose owner does not answer |
 //! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `chat_server` | `rollout` | servers that only chat, for measurements |
@@ -24,6 +25,7 @@
 //! | `sampling` | `rollout`, `engine` | what samples the episodes: this process, or workers |
 //! | `owner` | `rollout` | the address of a run for workers and other roles |
 //! | `worker` | all but those of training | the parts of a worker |
+//! | `found_engines` | `engine`, `launch` | engines of the run's registry as that of a worker |
 //! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
@@ -57,11 +59,14 @@ mod environments;
 mod expire;
 mod failure;
 mod first_weights;
+mod found_engines;
 mod harbor;
 mod harness;
 mod judge;
 mod judge_settings;
 mod launch;
+mod launch_jobs;
+mod launch_record;
 mod learner;
 pub mod levels;
 mod lineage;
@@ -109,8 +114,9 @@ pub use launch::{
     OwnerLaunch, control_address, control_limits, control_token, kubernetes_token_file, launch_on,
     launch_owner, launched_name, launcher, owner_url, supervise,
 };
+pub use launch_jobs::{EndedJob, end_jobs};
 pub use learner::train_worker;
-pub use listen::{CertificateFiles, TlsArgs, host_certificate, trust_authorities};
+pub use listen::{CertificateFiles, TlsArgs, host_certificate, reached_at, trust_authorities};
 pub use live::ServeAt;
 pub use measure::{
     MeasureOptions, MeasuredServers, Measurement, dataset_files, measure, measurement, spread,
@@ -132,7 +138,7 @@ pub use servers::{check_trained, serve_engine};
 pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
-pub use store::disk_store;
+pub use store::{disk_store, import_rewards, run_reader, run_store};
 pub use tinker::{check_service, is_at_service, key as service_key, service_model};
 pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
@@ -140,6 +146,7 @@ pub use failure::Failure;
 pub use sinew_http::server::{Endpoint, Listener};
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
+pub use found_engines::WorkerEngines;
 pub use worker::{FollowedEngine, WorkerOptions, WorkerRun, follow_engine, join};
 
 use adapter::MeasuredAdapter;
@@ -448,6 +455,7 @@ fn rollout_parts(
 /// Scores that come after the episode, for recipes that wait for them.
 fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<LateRewards> {
     let config = plan::late_config(recipe)?;
+    // A store in a database has no inbox: what comes from outside is put into the store itself.
     let scores = InboxScores::new(&session.dir.store(), session.cancel.clone());
     Some(LateRewards {
         config,

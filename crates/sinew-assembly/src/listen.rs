@@ -162,6 +162,14 @@ fn own_address() -> Option<IpAddr> {
     (!own.is_unspecified()).then_some(own)
 }
 
+/// The address at which other hosts reach a listener: that of this host, if it listens on all of its own.
+pub fn reached_at(bound: SocketAddr) -> SocketAddr {
+    match own_address() {
+        Some(own) if bound.ip().is_unspecified() => SocketAddr::new(own, bound.port()),
+        _ => bound,
+    }
+}
+
 /// Files of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
@@ -249,6 +257,15 @@ mod tests {
         let endpoint = plain.endpoint("--listen", address("0.0.0.0:80")).unwrap();
         assert_eq!(endpoint.scheme(), "http");
         assert_eq!(plain.typed(), " --insecure-plain-http");
+    }
+
+    #[test]
+    fn a_listener_is_reached_where_it_listens() {
+        let own = address("10.0.0.7:80");
+        assert_eq!(reached_at(own), own);
+        let all = reached_at(address("0.0.0.0:80"));
+        // A host without any way to others has no address for them.
+        assert!(all.port() == 80 && all.ip().is_unspecified() == own_address().is_none());
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! | `service` | the run, one for each episode, with its outcome to come | committed by the run | end with the process |
 //! | `live` | agents, with the control token | committed by the gateway, then trained | in `RUN/journal`, over a restart |
 //!
+//! With `rollout.place = "workers"` each worker has such a gateway for agents: the run stores a rollout before
+//! its agent is answered, and open rollouts end with their worker.
+//!
 //! Rollouts that are committed with the purpose `live` and are in no update are still to be trained. A
 //! resumed run needs no other state. The control token stays in `RUN/control-token`, readable only by its
 //! owner, so that agents can use it after a restart.
@@ -18,20 +21,24 @@ use crate::source::min_group;
 use crate::token::read_token;
 use clap::Args;
 use sinew_gateway::{
-    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutSpec, Secret, Server,
-    TrainingHooks,
+    ApiError, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutHooks,
+    RolloutSpec, Secret, Server, TrainingHooks,
 };
 use sinew_orchestrator::RunEvent;
 use sinew_pipeline::{LateRewards, RunStore, SampleSource};
-use sinew_recipe::{HarnessSection, RunPlan};
+use sinew_recipe::{LiveSection, RolloutPlace, RunPlan};
 use sinew_rollout::{EpisodeOptions, EpisodeParts};
 use sinew_runs::RunDir;
 use sinew_sources::{IntakeConfig, LIVE, LiveRollouts, LiveSource, MAX_WAITING};
+use sinew_store::{CommitOutcome, StoreError, TraceStore};
+use sinew_types::{EpisodeId, Trace};
+use sinew_workers::{Desk, DeskClient, LiveAgents, LiveInbox, OwnerTraces};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -57,6 +64,9 @@ pub struct ServeAt {
     /// TLS of the run's listeners.
     #[command(flatten)]
     pub tls: TlsArgs,
+    /// They are those of a worker, which has only a gateway.
+    #[arg(skip)]
+    of_worker: bool,
 }
 
 impl ServeAt {
@@ -78,12 +88,15 @@ impl ServeAt {
         typed.collect::<String>() + &self.tls.typed()
     }
 
-    /// The address, if the harness is one that agents outside must find.
+    /// The address, if the harness of a recipe is one that agents outside must find.
     ///
     /// # Errors
     /// If such a harness has no address, or another one has one, which would have no effect.
-    pub fn address(&self, harness: &HarnessSection) -> Result<Option<SocketAddr>, Failure> {
+    pub fn address(&self, recipe: &RunPlan) -> Result<Option<SocketAddr>, Failure> {
+        let harness = &recipe.harness;
         let kind = harness.name();
+        let owns = !self.of_worker && (self.control.is_some() || recipe.launch.is_some());
+        let elsewhere = owns && recipe.rollout.place == RolloutPlace::Workers;
         if let (None, None, Some(file)) = (self.serve, self.control, &self.control_token_file) {
             return Err(Failure::input(format!(
                 "--control-token-file {}: it has no effect without --serve or --control; leave it out",
@@ -92,7 +105,13 @@ impl ServeAt {
         }
         match (self.serve, harness.is_served()) {
             // Each worker serves its own gateway.
-            (None, true) if self.control.is_some() && harness.live().is_none() => Ok(None),
+            (None, true) if owns && (harness.live().is_none() || elsewhere) => Ok(None),
+            (Some(at), true) if elsewhere && harness.live().is_some() => {
+                Err(Failure::input(format!(
+                    "--serve {at}: agents reach the gateways of the workers; leave it out, and give each worker \
+                     --serve"
+                )))
+            }
             (None, true) => Err(Failure::input(format!(
                 "harness.type = \"{kind}\": agents outside need an address\n  hint: --serve 127.0.0.1:8080"
             ))),
@@ -114,13 +133,20 @@ impl ServeAt {
         self.control_token_file.is_some()
     }
 
-    /// The same addresses for a worker, which has only a gateway.
+    /// The same addresses for a worker, which has only a gateway: the token of the run opens its control API.
     #[must_use]
-    pub fn of_worker(serve: Option<SocketAddr>, public_url: Option<String>, tls: TlsArgs) -> Self {
+    pub fn of_worker(
+        serve: Option<SocketAddr>,
+        public_url: Option<String>,
+        token_file: &Path,
+        tls: TlsArgs,
+    ) -> Self {
         Self {
             serve,
             public_url,
+            control_token_file: serve.map(|_| token_file.to_owned()),
             tls,
+            of_worker: true,
             ..Self::default()
         }
     }
@@ -230,53 +256,19 @@ pub(crate) fn source(
     let Some(section) = recipe.harness.live() else {
         return Ok(None);
     };
-    let Some(address) = session.serve.address(&recipe.harness)? else {
+    let Some(address) = session.serve.address(recipe)? else {
         return Ok(None);
     };
-    let config = IntakeConfig {
-        group_size: recipe.rollout.group_size,
-        min_group: min_group(recipe).min(recipe.rollout.group_size),
-        group_wait_s: section.group_wait_s,
-        // Rollouts that wait for a reward have a separate limit: reward.late.max_staleness.
-        max_age: late.as_ref().map_or(section.max_age, |_| u64::MAX),
-        max_waiting: MAX_WAITING,
-    };
-    let open = LiveRollouts::open(config, store.traces.as_ref(), late.is_some());
-    let live = Arc::new(open?);
+    let live = Arc::new(rollouts(recipe, section, store, late.is_some())?);
     let (opened, finished) = (Arc::clone(&live), Arc::clone(&live));
     let hooks = TrainingHooks {
-        run: RolloutSpec {
-            run: parts.run.name.clone(),
-            purpose: LIVE.into(),
-            provenance: parts.run.provenance.clone(),
-            seed: recipe.seed,
-            sampling: sampling(options),
-            max_turns: Some(options.limits.max_turns),
-            max_context_tokens: Some(options.limits.max_context_tokens),
-            thinking: Some(options.thinking),
-            ..RolloutSpec::default()
-        },
+        run: spec(recipe, parts, options),
         on_open: Box::new(move || opened.opened()),
         on_finish: Box::new(move |trace| finished.finished(trace)),
     };
-    let journal = journal(session.dir)?;
-    let gateway = Gateway::new(
-        GatewayConfig {
-            format: parts.renderer.turn_format(),
-            session: crate::harness::unbounded(),
-            journal: Some(Arc::new(journal)),
-            ..GatewayConfig::default()
-        },
-        GatewayParts {
-            engine: Arc::clone(&parts.engine),
-            renderer: Arc::clone(&parts.renderer),
-            store: Some(Arc::clone(&store.traces)),
-            requests: Arc::clone(&parts.requests),
-            // Agents pace themselves; the engine's own queue holds calls back.
-            capacity: None,
-            hooks: Some(Arc::new(hooks)),
-        },
-    );
+    let journal = Arc::new(journal(session.dir)?);
+    let traces = Arc::clone(&store.traces);
+    let gateway = gateway(parts, traces, Some(journal), Arc::new(hooks));
     gateway
         .recover()
         .map_err(|e| Failure::system(format!("journal of rollouts: {e}")))?;
@@ -288,6 +280,227 @@ pub(crate) fn source(
         Some(late) => Box::new(source.with_late(late)),
         None => Box::new(source),
     }))
+}
+
+/// Rollouts that finished and are not trained yet. `late`: their rewards may come from outside.
+fn rollouts(
+    recipe: &RunPlan,
+    section: &LiveSection,
+    store: &RunStore,
+    late: bool,
+) -> Result<LiveRollouts, Failure> {
+    let config = IntakeConfig {
+        group_size: recipe.rollout.group_size,
+        min_group: min_group(recipe).min(recipe.rollout.group_size),
+        group_wait_s: section.group_wait_s,
+        // Rollouts that wait for a reward have a separate limit: reward.late.max_staleness.
+        max_age: if late { u64::MAX } else { section.max_age },
+        max_waiting: MAX_WAITING,
+    };
+    Ok(LiveRollouts::open(config, store.traces.as_ref(), late)?)
+}
+
+/// Facts and limits of every rollout of a run, whatever its agent asks for.
+fn spec(recipe: &RunPlan, parts: &EpisodeParts, options: &EpisodeOptions) -> RolloutSpec {
+    RolloutSpec {
+        run: parts.run.name.clone(),
+        purpose: LIVE.into(),
+        provenance: parts.run.provenance.clone(),
+        seed: recipe.seed,
+        sampling: sampling(options),
+        max_turns: Some(options.limits.max_turns),
+        max_context_tokens: Some(options.limits.max_context_tokens),
+        thinking: Some(options.thinking),
+        ..RolloutSpec::default()
+    }
+}
+
+/// A gateway in front of the engine of a run, for agents that open rollouts.
+fn gateway(
+    parts: &EpisodeParts,
+    traces: Arc<dyn TraceStore>,
+    journal: Option<Arc<Journal>>,
+    hooks: Arc<dyn RolloutHooks>,
+) -> Gateway {
+    let config = GatewayConfig {
+        format: parts.renderer.turn_format(),
+        session: crate::harness::unbounded(),
+        journal,
+        ..GatewayConfig::default()
+    };
+    let shared = GatewayParts {
+        engine: Arc::clone(&parts.engine),
+        renderer: Arc::clone(&parts.renderer),
+        store: Some(traces),
+        requests: Arc::clone(&parts.requests),
+        // Agents pace themselves; the engine's own queue holds calls back.
+        capacity: None,
+        hooks: Some(hooks),
+    };
+    Gateway::new(config, shared)
+}
+
+/// The source of `harness.type = "live"` whose gateways are those of the run's workers. `None` with another
+/// harness.
+///
+/// # Errors
+/// If the store cannot be read.
+pub(crate) fn source_of_workers(
+    recipe: &RunPlan,
+    session: &Session<'_>,
+    store: &RunStore,
+    desk: &Desk,
+) -> Result<Option<Box<dyn SampleSource>>, Failure> {
+    let Some(section) = recipe.harness.live() else {
+        return Ok(None);
+    };
+    let live = Arc::new(rollouts(recipe, section, store, false)?);
+    desk.receive(Arc::new(Inbox {
+        live: Arc::clone(&live),
+        traces: Arc::clone(&store.traces),
+    }));
+    let idle = Duration::from_secs_f64(section.idle_s);
+    let source = LiveSource::new(live, idle, session.cancel.clone(), Box::new(()));
+    Ok(Some(Box::new(source)))
+}
+
+/// Rollouts that workers bring.
+struct Inbox {
+    live: Arc<LiveRollouts>,
+    traces: Arc<dyn TraceStore>,
+}
+
+impl LiveInbox for Inbox {
+    fn opened(&self) {
+        self.live.opened();
+    }
+
+    fn finished(&self, trace: &Trace) -> Result<(), StoreError> {
+        if self.traces.commit(trace)? == CommitOutcome::Duplicate {
+            // An answer was lost, or an agent gave a name that is taken.
+            let stored = self.traces.get(&trace.episode)?;
+            if stored.is_none_or(|stored| stored.nodes != trace.nodes) {
+                return Err(StoreError::Row {
+                    key: trace.episode.to_string(),
+                    reason: "a finished rollout has this id: choose another one".to_owned(),
+                });
+            }
+        }
+        if trace.origin.purpose == LIVE {
+            self.live.finished(trace);
+        }
+        Ok(())
+    }
+}
+
+/// The gateway of a worker for agents; dropped, it stops.
+pub(crate) struct WorkerGateway {
+    agents: Arc<GatewayAgents>,
+    /// Says whether the run is over when the gateway stops.
+    interrupted: watch::Sender<bool>,
+    /// Listens until it is dropped. Only dropping it uses it.
+    _server: LiveServer,
+}
+
+impl WorkerGateway {
+    /// The agents at it.
+    pub(crate) fn agents(&self) -> Arc<dyn LiveAgents> {
+        Arc::<GatewayAgents>::clone(&self.agents)
+    }
+
+    /// The run is over: agents that ask during the stop hear that they need not wait for it.
+    pub(crate) fn run_is_over(&self) {
+        self.interrupted.send_replace(false);
+    }
+}
+
+/// Starts the gateway of a worker for agents, whose rollouts the owner stores. `None` with another harness.
+///
+/// # Errors
+/// If the worker has no address for agents, or the address is in use.
+pub(crate) fn on_worker(
+    recipe: &RunPlan,
+    session: &Session<'_>,
+    parts: &EpisodeParts,
+    options: &EpisodeOptions,
+    owner: &Arc<DeskClient>,
+) -> Result<Option<WorkerGateway>, Failure> {
+    if recipe.harness.live().is_none() {
+        return Ok(None);
+    }
+    let Some(address) = session.serve.address(recipe)? else {
+        return Ok(None);
+    };
+    let opened = Arc::<AtomicU64>::default();
+    let leaves = Arc::<AtomicBool>::default();
+    let counted = Arc::clone(&opened);
+    let hooks = WorkerHooks {
+        training: TrainingHooks {
+            run: spec(recipe, parts, options),
+            on_open: Box::new(move || {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }),
+            // The owner has it already.
+            on_finish: Box::new(|_| {}),
+        },
+        leaves: Arc::clone(&leaves),
+    };
+    let traces = Arc::new(OwnerTraces::new(Arc::clone(owner)));
+    let gateway = gateway(parts, traces, None, Arc::new(hooks));
+    let server = session.serve.start(session, gateway.clone(), address)?;
+    let (interrupted, seen) = watch::channel(true);
+    Ok(Some(WorkerGateway {
+        agents: Arc::new(GatewayAgents {
+            gateway,
+            opened,
+            leaves,
+        }),
+        interrupted,
+        _server: server.with_notice(seen),
+    }))
+}
+
+/// Hooks of a worker's gateway: one that leaves opens no more rollouts, and ends those that are open.
+struct WorkerHooks {
+    training: TrainingHooks,
+    leaves: Arc<AtomicBool>,
+}
+
+impl RolloutHooks for WorkerHooks {
+    fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError> {
+        if self.leaves.load(Ordering::Relaxed) {
+            let why = "this worker leaves: open the rollout at another one";
+            return Err(ApiError::overloaded("leaving", why));
+        }
+        self.training.opening(spec)
+    }
+
+    fn finished(&self, trace: &Trace) {
+        self.training.finished(trace);
+    }
+}
+
+/// Agents at the gateway of a worker.
+struct GatewayAgents {
+    gateway: Gateway,
+    opened: Arc<AtomicU64>,
+    leaves: Arc<AtomicBool>,
+}
+
+impl LiveAgents for GatewayAgents {
+    fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    fn open(&self, most: usize) -> (usize, Vec<EpisodeId>) {
+        let live = self.gateway.live(most);
+        let named = live.rollouts.into_iter().map(|rollout| rollout.id);
+        (live.total, named.collect())
+    }
+
+    fn leave(&self) {
+        self.leaves.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Journal in which open rollouts outlive the process.

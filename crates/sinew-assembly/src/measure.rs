@@ -80,13 +80,7 @@ pub struct Measurement {
     name: String,
 }
 
-impl std::fmt::Debug for Measurement {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Measurement")
-            .field("waiting", &self.waiting.len())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Measurement as this, waiting = this.waiting.len());
 
 /// Makes the measurement of a recipe with all its parts.
 ///

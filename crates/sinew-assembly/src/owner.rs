@@ -13,8 +13,8 @@ use sinew_queue::{Clock, QueueRoutes, system_clock};
 use sinew_recipe::{EngineType, LaunchPlan, RolloutPlace, RunPlan};
 use sinew_render::Renderer;
 use sinew_store::queue::{DiskQueue, MemoryQueue, Queue, QueueLimits};
-use sinew_types::{Fence, PolicyVersion, TensorSource};
-use sinew_workers::{Desk, ListenerParts, OwnerListener, RunTerms};
+use sinew_types::{Fence, PolicyVersion, TensorSource, WeightsId};
+use sinew_workers::{Desk, ListenerParts, OwnerListener, PublishedMark, RunTerms};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -179,6 +179,17 @@ impl Owner {
         }))
     }
 
+    /// Names a version that engines have now to the registry, with the hash of its manifest if it has one.
+    fn name(&self, version: PolicyVersion) {
+        let mark = self.tickets.as_ref().and_then(|tickets| tickets.desk.mark());
+        let is_named = |mark: &PublishedMark| {
+            let id = mark.id.parse::<WeightsId>();
+            id.is_ok_and(|id| id.version == version)
+        };
+        let checksum = mark.filter(is_named).map(|mark| mark.manifest);
+        self.control.set_wanted_weights(version.0, checksum);
+    }
+
     /// Hears how many episodes wait for a worker.
     pub(crate) fn waiting(&self) -> Box<dyn Fn(usize)> {
         let control = Arc::clone(&self.control);
@@ -195,7 +206,7 @@ impl Owner {
         transport: Box<dyn WeightsTransport>,
         first: PolicyVersion,
     ) -> Box<dyn WeightsTransport> {
-        self.control.set_wanted_version(first.0);
+        self.name(first);
         Box::new(NamedVersions {
             transport,
             owner: self,
@@ -354,7 +365,7 @@ impl WeightsTransport for NamedVersions {
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), PipelineError> {
         self.transport.publish(version, weights)?;
-        self.owner.control.set_wanted_version(version.0);
+        self.owner.name(version);
         Ok(())
     }
 }

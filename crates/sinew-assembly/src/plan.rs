@@ -5,6 +5,7 @@
 
 use crate::adapter::AdapterFolder;
 use crate::failure::Failure;
+use crate::store::run_reader;
 use sinew_algo::{Algorithm, Signal, TurnStages};
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, ModelConfig, Projection};
@@ -196,6 +197,7 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
             purpose,
             scores,
         }) => DatasetConfig::Episodes(StoredEpisodes {
+            store: run_reader(Path::new(path)).map_err(|e| e.of("data.path"))?,
             path: path.clone(),
             purpose: purpose.clone(),
             scores: scores.clone(),

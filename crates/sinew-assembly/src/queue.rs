@@ -117,13 +117,7 @@ impl QueuedRollouts {
     }
 }
 
-impl std::fmt::Debug for QueuedRollouts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("QueuedRollouts")
-            .field("group_size", &self.group_size)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(QueuedRollouts, group_size);
 
 impl RolloutHooks for QueuedRollouts {
     fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError> {
@@ -152,13 +146,7 @@ pub struct RecipeScore {
     tasks: Mutex<HashMap<TaskId, Option<(usize, Task)>>>,
 }
 
-impl std::fmt::Debug for RecipeScore {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RecipeScore")
-            .field("members", &self.members)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(RecipeScore, members);
 
 /// Rewards that score episodes of a recipe in a separate process.
 ///
@@ -171,10 +159,7 @@ pub fn recipe_score(recipe: &RunPlan, tasks: &Tasks) -> Result<RecipeScore, Fail
             "the recipe has no reward of its own: only its environment can score an episode\n  hint: add [reward]",
         ));
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     Ok(RecipeScore {
         runtime,
         renderer: renderer(&recipe.model, &recipe.env)?,

@@ -2,21 +2,22 @@
 
 use crate::failure::Failure;
 use crate::step_changes::StopAfter;
+use crate::store::{database_of, disk_store};
 use crate::{Invocation, ServeAt, Session, pipeline, tasks};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, StepRecord};
 use sinew_pipeline::run;
-use sinew_recipe::RolloutPlace;
-use sinew_runs::{Resume, RunDir, checkpoint_of, copy_before};
+use sinew_recipe::{RolloutPlace, RunPlan, StorePlan};
+use sinew_runs::{Resume, RunDir, checkpoint_of, copy_before, store_path};
 use sinew_train::checkpoint::weights_hash;
 use std::path::Path;
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// Tables that may change without changing the step: no episode is run, and scores are those that were
-/// stored.
-const NOT_RUN: [&str; 4] = ["env", "tasks", "reward", "judge"];
+/// Tables that may change without changing the step: no episode is run, scores are those that were stored,
+/// and the copy has a store of its own.
+const NOT_RUN: [&str; 5] = ["env", "tasks", "reward", "judge", "store"];
 
 /// Steps that were done again.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ pub struct RepeatReport {
 /// have changed. `allow_change` names other keys that may.
 ///
 /// # Errors
-/// If the run keeps no episodes on disk, a part of it is gone or not what it was, or the copy cannot be made.
+/// If the run keeps no episodes, a part of it is gone or not what it was, or the copy cannot be made.
 pub fn repeat_steps(
     run_dir: &Path,
     copy: &Path,
@@ -56,6 +57,7 @@ pub fn repeat_steps(
     let mut recipe = crate::environments::recipe_of(copy)?;
     // Its episodes are in the store.
     recipe.rollout.place = RolloutPlace::Here;
+    copy_episodes(run_dir, copy, &mut recipe)?;
     let allow_change = allow_change.iter().cloned();
     let resume = Resume {
         allow_change: allow_change.chain(NOT_RUN.map(str::to_owned)).collect(),
@@ -99,4 +101,17 @@ pub fn repeat_steps(
         records: records.filter(|r| r.step > from).collect(),
         weights: hash(run_dir)?.zip(hash(copy)?),
     })
+}
+
+/// Copies episodes that are in a database into the folder of the copy: the steps commit again, which the
+/// run's own store must not see.
+fn copy_episodes(run_dir: &Path, copy: &Path, recipe: &mut RunPlan) -> Result<(), Failure> {
+    let Some(episodes) = database_of(run_dir)? else {
+        return Ok(());
+    };
+    let folder = disk_store(&store_path(copy), false).map_err(Failure::system)?;
+    let copied = sinew_store::copy(episodes.as_ref(), &folder, &mut |_| {});
+    copied.map_err(Failure::system)?;
+    recipe.store = StorePlan::default();
+    Ok(())
 }

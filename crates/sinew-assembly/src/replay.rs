@@ -37,13 +37,7 @@ pub struct Replayer {
     options: EpisodeOptions,
 }
 
-impl std::fmt::Debug for Replayer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Replayer")
-            .field("folder", &self.folder)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Replayer, folder);
 
 impl Replayer {
     /// The parts of the run in `folder`; `recipe` is its own, or another one to compare it with. Its

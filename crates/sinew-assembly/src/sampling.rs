@@ -135,6 +135,7 @@ impl Sampling<'_> {
             EngineType::Embedded => self.served(begun, &tickets)?,
             _ => self.announced(begun, &tickets)?,
         };
+        let live = live::source_of_workers(recipe, session, self.store, &tickets.desk)?;
         let options = plan::trained_options(recipe);
         let run = Arc::new(self.run);
         let traces = &self.store.traces;
@@ -165,7 +166,7 @@ impl Sampling<'_> {
             rollouts: Box::new(RemoteRollouts::new(parts, runtime, cancel)?),
             groups,
             transport,
-            live: None,
+            live,
         })
     }
 
@@ -202,6 +203,7 @@ impl Sampling<'_> {
         let turns = begun.turns.take();
         let engines = publish::transport(self.recipe, engine, first, turns, self.session)?;
         let desk = Arc::clone(&tickets.desk);
-        Ok(Box::new(AnnouncedWeights::new(engines, id, desk)))
+        let address = begun.first.tensors.address();
+        Ok(Box::new(AnnouncedWeights::new(engines, id, address, desk)))
     }
 }

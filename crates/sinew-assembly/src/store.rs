@@ -1,18 +1,26 @@
-//! The store of a run: on disk, in memory or in a database.
+//! The store of a run: on disk, in memory or in a database. Every command that reads or changes the episodes
+//! of a run's folder opens them by [`run_reader`] or [`run_store`], and the recipe of the run says where they
+//! are.
 //!
 //! This file reports once the episodes that a store on disk lost in a crash, when it is opened for writing.
 //! The loop runs again those that are still needed.
 
 use crate::database;
+use crate::environments::recipe_of;
 use crate::failure::Failure;
 use sinew_orchestrator::Goal;
 use sinew_pipeline::RunStore;
 use sinew_recipe::{StoreKind, StorePlan};
-use sinew_runs::RunDir;
-use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
+use sinew_runs::{RunDir, in_use, store_id_path, store_path};
+use sinew_store::{
+    DiskStore, ImportReport, MemoryStore, Recovery, StoreError, StoreOptions, StoreReader,
+    TraceStore, import_file, import_scores,
+};
 use sinew_types::Fence;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,6 +76,89 @@ pub(crate) fn open_for(goal: Goal, plan: &StorePlan, dir: &RunDir) -> Result<Run
         tracing::debug!(fence = store.fence.number(), "this process owns the run");
     }
     Ok(store)
+}
+
+/// The store of a run's folder in a database, if its recipe says so and the run began to use it.
+///
+/// # Errors
+/// If the recipe cannot be read, the database cannot be reached, or it has not the store of this run.
+pub(crate) fn database_of(run_dir: &Path) -> Result<Option<Arc<dyn TraceStore>>, Failure> {
+    if !store_id_path(run_dir).is_file() {
+        return Ok(None);
+    }
+    let plan = recipe_of(run_dir)?.store;
+    match plan.kind {
+        StoreKind::Disk | StoreKind::Memory => Ok(None),
+        StoreKind::Postgres => database::begun_store_of(&plan, run_dir).map(Some),
+    }
+}
+
+/// The store that a run's folder has inside.
+fn folder_of(run_dir: &Path) -> Result<PathBuf, Failure> {
+    let folder = store_path(run_dir);
+    if folder.exists() {
+        return Ok(folder);
+    }
+    Err(Failure::input(format!(
+        "{} keeps no episodes\n  hint: give the folder of `sinew train --run-dir`; runs with store.type = \
+         \"memory\" keep none, and those of a database without a run become a folder by `sinew runs copy \
+         postgres://HOST/DATABASE#NAME DIR`",
+        run_dir.display()
+    )))
+}
+
+/// Opens the store of a run's folder for reading. The run may be at work.
+///
+/// # Errors
+/// If the run keeps no episodes, or they cannot be read.
+pub fn run_reader(run_dir: &Path) -> Result<StoreReader, Failure> {
+    match database_of(run_dir)? {
+        Some(store) => Ok(StoreReader::of(store)),
+        None => StoreReader::open(&folder_of(run_dir)?).map_err(Failure::system),
+    }
+}
+
+/// Opens the store of a run's folder for changes. `accept_loss` is for a store on disk.
+///
+/// # Errors
+/// As [`run_reader`], or if another process writes a store on disk.
+pub fn run_store(run_dir: &Path, accept_loss: bool) -> Result<Arc<dyn TraceStore>, Failure> {
+    if let Some(store) = database_of(run_dir)? {
+        return Ok(store);
+    }
+    match disk_store(&folder_of(run_dir)?, accept_loss) {
+        Ok(store) => Ok(Arc::new(store)),
+        Err(e @ StoreError::Locked { .. }) => Err(Failure::input(e)),
+        Err(e) => Err(Failure::system(e)),
+    }
+}
+
+/// Adds the scores of a file of JSON lines to the store of a run's folder. The run may be at work: it then
+/// takes the scores of a store on disk from the inbox of that store.
+///
+/// # Errors
+/// If the file cannot be read, or the run keeps no episodes.
+pub fn import_rewards(
+    run_dir: &Path,
+    file: &Path,
+    source: &str,
+    now_us: u64,
+) -> Result<ImportReport, Failure> {
+    let imported = match database_of(run_dir)? {
+        Some(store) => {
+            let rows = File::open(file);
+            let rows = rows.map_err(|e| Failure::input(format!("{}: {e}", file.display())))?;
+            import_scores(&mut BufReader::new(rows), store.as_ref(), source, now_us)
+        }
+        None => {
+            let live = in_use(run_dir);
+            import_file(&store_path(run_dir), file, source, now_us, live)
+        }
+    };
+    imported.map_err(|e| match e {
+        StoreError::Missing { .. } | StoreError::Io { .. } => Failure::input(e),
+        e => Failure::system(format!("store: {e}")),
+    })
 }
 
 /// Opens the store of a run, which `sinew reward import` may hold for a moment.

@@ -5,7 +5,6 @@
 //! samplers.
 
 use crate::failure::Failure;
-use crate::first_weights::FirstWeights;
 use crate::model::{check_context, model_files};
 use crate::run_model::{origin, run_model, typed_source};
 use crate::start_shape::StartShape;
@@ -21,7 +20,7 @@ use sinew_tinker::client::{
     TinkerBackend, TinkerPolicy, TinkerSetup, base_models,
 };
 use sinew_train::{ModelPolicy, Policy, Trainer};
-use sinew_types::{Engine, Lineage, PolicyVersion, WeightsId};
+use sinew_types::{Engine, Lineage, PolicyVersion, TensorSource, WeightsId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -296,11 +295,11 @@ fn state_of(source: &str) -> Result<Option<ServiceState>, Failure> {
 pub(crate) fn engine(
     recipe: &RunPlan,
     vocab: usize,
-    weights: &FirstWeights,
+    first: WeightsId,
+    weights: Arc<dyn TensorSource>,
 ) -> Result<Arc<dyn Engine>, Failure> {
-    let first = WeightsId::new(weights.version, weights.lineage);
     let engine = samplers(recipe, None, vocab, first)?;
-    let loaded = engine.load_weights(weights.version, Arc::clone(&weights.tensors));
+    let loaded = engine.load_weights(first.version, weights);
     loaded.map_err(|e| Failure::system(format!("engine: {e}")))?;
     Ok(Arc::new(engine))
 }

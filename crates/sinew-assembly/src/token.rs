@@ -1,6 +1,7 @@
 //! Control tokens in files, of `sinew serve` and of `sinew train --serve`, and addresses with passwords.
 
 use crate::failure::Failure;
+use sinew_types::holds_password;
 use std::path::Path;
 
 /// Minimum length of a control token: shorter ones could be guessed.
@@ -54,13 +55,12 @@ pub(crate) fn first_line(option: &str, path: &Path) -> Result<String, Failure> {
 /// # Errors
 /// If it contains one. The message does not.
 pub(crate) fn refuse_password(what: &str, url: &str) -> Result<(), Failure> {
-    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-    let user = rest.rsplit_once('@').map(|(user, _)| user);
-    if !user.is_some_and(|user| user.contains(':')) && !rest.contains("password=") {
+    if !holds_password(url) {
         return Ok(());
     }
     Err(Failure::input(format!(
         "{what} contains a password, which others see in recipes and lists of processes\n  hint: give it as \
-         PGPASSWORD or REDISCLI_AUTH in the environment, or in a file"
+         PGPASSWORD or REDISCLI_AUTH in the environment, or in a file; keys of S3 as AWS_ACCESS_KEY_ID and \
+         AWS_SECRET_ACCESS_KEY"
     )))
 }

@@ -198,7 +198,7 @@ fn step_seconds(bench: &Bench, precision: Precision) -> Result<Vec<f64>, BenchEr
     };
     let spec = LossSpec {
         correction,
-        ..train::spec(Surrogate::Clip {
+        ..LossSpec::new(Surrogate::Clip {
             low: 0.2,
             high: 0.2,
             dual: None,

@@ -473,7 +473,7 @@ impl Bench {
 
 /// The loss of the bench.
 fn spec() -> sinew_types::LossSpec {
-    train::spec(Surrogate::Clip {
+    sinew_types::LossSpec::new(Surrogate::Clip {
         low: 0.2,
         high: 0.2,
         dual: None,

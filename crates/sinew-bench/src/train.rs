@@ -16,7 +16,7 @@ use crate::clock;
 use sinew_model::{Keep, ModelConfig, Params};
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_train::{ModelPolicy, Trainer, TrainerConfig};
-use sinew_types::{Correction, EpisodeId, LossSpec, PolicyVersion, Surrogate, TokenId, TrainRow};
+use sinew_types::{EpisodeId, LossSpec, PolicyVersion, Surrogate, TokenId, TrainRow};
 
 /// Sequences and tokens of each in a plain step.
 const ROWS: usize = 4;
@@ -38,35 +38,15 @@ pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, weight: f32) -> TrainRow 
         episode: EpisodeId::new("bench"),
         weights: from(weight),
         advantages: from(1.0),
-        temperatures: Vec::new(),
         behaviour_logprobs: from(-10.0),
         tokens,
-        ref_logprobs: None,
-        prox_logprobs: None,
-        values: None,
-        returns: None,
-        teacher_top: None,
-        masks: None,
-        routes: Vec::new(),
-        oldest_version: PolicyVersion(0),
+        ..TrainRow::default()
     }
 }
 
 /// Any token, the same for the same number.
 pub(super) fn token(config: &ModelConfig, n: usize) -> TokenId {
     (n * 7919 % config.vocab) as TokenId
-}
-
-/// A loss with only the surrogate.
-pub(super) fn spec(surrogate: Surrogate) -> LossSpec {
-    LossSpec {
-        surrogate,
-        correction: Correction::None,
-        kl: None,
-        entropy: 0.0,
-        value: None,
-        teacher: None,
-    }
 }
 
 /// A trainer of random weights.
@@ -110,7 +90,7 @@ pub(super) fn step_seconds(
     surrogate: Surrogate,
     steps: usize,
 ) -> Result<(Vec<f64>, usize), BenchError> {
-    let spec = spec(surrogate);
+    let spec = LossSpec::new(surrogate);
     let mut outcome = Ok(0);
     let fresh = trainer.version() == PolicyVersion(0);
     let timed: fn(usize, &mut dyn FnMut()) -> Vec<f64> = if fresh { seconds } else { seconds_now };

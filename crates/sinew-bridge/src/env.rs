@@ -89,14 +89,11 @@ struct Shared {
     gold: Mutex<Option<(Task, Vec<Action>)>>,
 }
 
-impl std::fmt::Debug for PythonEnvFactory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PythonEnvFactory")
-            .field("name", &self.shared.name)
-            .field("workers", &self.shared.workers)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    PythonEnvFactory as this,
+    name = this.shared.name,
+    workers = this.shared.workers
+);
 
 impl PythonEnvFactory {
     /// Creates a factory of the class that is target `target` of `workers`. `name` is for traces.

@@ -571,10 +571,7 @@ mod tests {
         let task = Task {
             id: TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: Value::Null,
-            seed: 0,
+            ..Task::default()
         };
         let gold = vec![
             called("bring", json!({"disc": "dark red", "x": 12.5, "n": 3})),

@@ -57,16 +57,13 @@ pub struct WorkersConfig {
     pub user: Option<Arc<dyn SimulatedUser>>,
 }
 
-impl std::fmt::Debug for WorkersConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkersConfig")
-            .field("level", &self.provider.level())
-            .field("workers", &self.workers)
-            .field("sessions_per_worker", &self.sessions_per_worker)
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    WorkersConfig as this,
+    level = this.provider.level(),
+    workers = this.workers,
+    sessions_per_worker = this.sessions_per_worker,
+    timeout = this.timeout
+);
 
 impl WorkersConfig {
     /// Defaults: a worker for each core, 256 sessions each, 30 s for a call, 60 s for a start.
@@ -162,14 +159,11 @@ pub struct PythonWorkers {
     _runtime: Arc<OwnRuntime>,
 }
 
-impl std::fmt::Debug for PythonWorkers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PythonWorkers")
-            .field("workers", &self.inner.slots.len())
-            .field("starts", &self.starts())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    PythonWorkers as this,
+    workers = this.inner.slots.len(),
+    starts = this.starts()
+);
 
 impl PythonWorkers {
     /// Starts the first worker, which loads the code and describes it. The others start when they are needed.

@@ -1,7 +1,11 @@
 //! The number of roles of a kind that is worth its price: pure, from what the roles report.
 //!
-//! More are wanted while work waits, fewer when roles were idle for a time. A change is followed by a pause,
-//! so that its effect is seen first: roles that start do not count as too few.
+//! More are wanted while work waits. Fewer are wanted when roles were idle for a time, and when the work of that
+//! time would have fitted into fewer: where work is spread evenly, as a router does, no role is ever idle. A
+//! change is followed by a pause, so that its effect is seen first: roles that start do not count as too few.
+
+/// Share of the capacity of the roles that stay which the work of a time may fill for others to be ended.
+const FILL: f64 = 0.7;
 
 /// Bounds and habits of one kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +16,7 @@ pub struct AutoscaleLimits {
     pub max: u32,
     /// Waiting work for each unit of capacity above which more roles are wanted; above 0.
     pub queue: f64,
-    /// Seconds without work after which a role is too many.
+    /// Seconds without work, or with work for fewer roles, after which a role is too many.
     pub idle_s: f64,
     /// Pause after a change.
     pub cooldown_ms: u64,
@@ -45,6 +49,15 @@ pub struct AutoscaleInputs {
 #[derive(Clone, Debug, Default)]
 pub struct Autoscaler {
     changed_ms: Option<u64>,
+    spare: Option<Spare>,
+}
+
+/// A time in which fewer roles would have been enough.
+#[derive(Clone, Copy, Debug)]
+struct Spare {
+    since_ms: u64,
+    /// Roles that its work needed at most.
+    needed: u32,
 }
 
 impl Autoscaler {
@@ -57,16 +70,48 @@ impl Autoscaler {
             .is_some_and(|at| now.now_ms.saturating_sub(at) < limits.cooldown_ms);
         // Bounds hold at once.
         let bounded = now.wanted.clamp(least, most);
+        let enough = self.enough(limits, now);
         let next = if bounded != now.wanted || pausing {
             bounded
         } else {
-            wanted(limits, now).clamp(least, most)
+            wanted(limits, now).min(enough).clamp(least, most)
         };
         if next == now.wanted {
             return None;
         }
         self.changed_ms = Some(now.now_ms);
+        self.spare = None;
         Some(next)
+    }
+
+    /// The roles into which the work of the last `idle_s` would have fitted; without such a time, any number.
+    fn enough(&mut self, limits: &AutoscaleLimits, now: &AutoscaleInputs) -> u32 {
+        let each = now.each() * FILL;
+        let work = f64::from(now.busy) + f64::from(now.queued);
+        // The bound of a cast is the count that it should be.
+        let needed = (work / each).ceil() as u32;
+        if now.ready < now.wanted || needed >= now.wanted {
+            self.spare = None;
+            return u32::MAX;
+        }
+        let spare = self.spare.get_or_insert(Spare {
+            since_ms: now.now_ms,
+            needed,
+        });
+        spare.needed = spare.needed.max(needed);
+        let lasted_s = now.now_ms.saturating_sub(spare.since_ms) as f64 / 1000.0;
+        if lasted_s < limits.idle_s {
+            return u32::MAX;
+        }
+        spare.needed
+    }
+}
+
+impl AutoscaleInputs {
+    /// Work that one role can do at a time.
+    fn each(&self) -> f64 {
+        let each = f64::from(self.capacity) / f64::from(self.ready.max(1));
+        if each > 0.0 { each } else { 1.0 }
     }
 }
 
@@ -85,8 +130,7 @@ impl AutoscaleLimits {
 /// The count that the work asks for.
 fn wanted(limits: &AutoscaleLimits, now: &AutoscaleInputs) -> u32 {
     let starting = now.wanted.saturating_sub(now.ready);
-    let each = f64::from(now.capacity) / f64::from(now.ready.max(1));
-    let each = if each > 0.0 { each } else { 1.0 };
+    let each = now.each();
     let room = f64::from(now.capacity.saturating_sub(now.busy)) + f64::from(starting) * each;
     let waiting = f64::from(now.queued) - room;
     let allowed = limits.queue * (f64::from(now.capacity) + f64::from(starting) * each);
@@ -161,6 +205,29 @@ mod tests {
         assert_eq!(Autoscaler::default().decide(&limits(), &inputs), Some(1));
         inputs.queued = 1;
         assert_eq!(Autoscaler::default().decide(&limits(), &inputs), None);
+    }
+
+    #[test]
+    fn work_that_is_spread_evenly_and_fits_into_fewer_roles_ends_the_others() {
+        let mut scaler = Autoscaler::default();
+        let at = |now_ms, busy| AutoscaleInputs {
+            now_ms,
+            wanted: 6,
+            busy,
+            ..self::busy(6, 0)
+        };
+        // Eight of 24 places are taken: three roles at 0.7 of theirs. A peak needs one more.
+        assert_eq!(scaler.decide(&limits(), &at(0, 8)), None);
+        assert_eq!(scaler.decide(&limits(), &at(30_000, 11)), None);
+        assert_eq!(scaler.decide(&limits(), &at(59_999, 8)), None);
+        assert_eq!(scaler.decide(&limits(), &at(60_000, 8)), Some(4));
+        // A moment with work for all of them begins the time anew.
+        let mut scaler = Autoscaler::default();
+        assert_eq!(scaler.decide(&limits(), &at(0, 8)), None);
+        assert_eq!(scaler.decide(&limits(), &at(30_000, 20)), None);
+        assert_eq!(scaler.decide(&limits(), &at(60_000, 8)), None);
+        assert_eq!(scaler.decide(&limits(), &at(119_999, 8)), None);
+        assert_eq!(scaler.decide(&limits(), &at(120_000, 8)), Some(3));
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl Registry {
             seen_ms: now_ms,
             since_ms: now_ms,
             cause: same.and_then(|slot| slot.cause.clone()),
-            quarantined: false,
+            quarantined_ms: None,
         };
         self.slots.insert(place, slot);
         if !draining {
@@ -215,8 +215,13 @@ impl Registry {
         if let Some(cause) = &mut heartbeat.cause {
             cut(cause, MAX_CAUSE_BYTES);
         }
-        let first = heartbeat.cause.clone().filter(|_| slot.cause.is_none());
-        slot.cause = slot.cause.take().or_else(|| first.clone());
+        let heard = slot.heartbeat.cause.take();
+        let new = |cause: &String| slot.cause.is_none() && heard.as_ref() != Some(cause);
+        let first = heartbeat.cause.clone().filter(new);
+        // The last words of a role that drains are no failure: only an event has them.
+        if slot.state != RoleState::Draining {
+            slot.cause = slot.cause.take().or_else(|| first.clone());
+        }
         slot.heartbeat = heartbeat;
         slot.seen_ms = now_ms;
         if first.is_some() {
@@ -330,7 +335,7 @@ impl Registry {
             since_ms: now_ms,
             // The reason why the one before it ended is shown until this one has its own.
             cause: old.and_then(|slot| slot.cause.clone()),
-            quarantined: false,
+            quarantined_ms: None,
         };
         self.slots.insert(place, slot);
         self.record(place, None, now_ms);
@@ -347,7 +352,7 @@ impl Registry {
     fn surplus(&self, kind: RoleKind, count: u32) -> Vec<Place> {
         let mut there = self.staying(kind);
         there.sort_by_key(|(place, slot)| {
-            let ready = slot.state == RoleState::Ready && !slot.quarantined;
+            let ready = slot.state == RoleState::Ready && slot.quarantined_ms.is_none();
             let (kept, busy) = (!slot.registration.preemptible, slot.heartbeat.busy);
             (ready, kept, busy, std::cmp::Reverse(place.1))
         });
@@ -495,14 +500,14 @@ impl Registry {
             Fitness::Behind => (WeightSyncing, None),
             Fitness::Wrong(reason) => (WeightSyncing, Some(reason)),
         };
-        let was = slot.quarantined;
+        let was = slot.quarantined_ms;
         if let Some(slot) = self.slots.get_mut(&place) {
-            slot.quarantined = reason.is_some();
+            slot.quarantined_ms = reason.as_ref().map(|_| was.unwrap_or(now_ms));
             if reason.is_some() && slot.cause.is_none() {
                 slot.cause.clone_from(&reason);
             }
         }
-        if reason.is_some() && !was {
+        if reason.is_some() && was.is_none() {
             self.record(place, reason, now_ms);
         }
         self.become_state(place, state, None, now_ms);
@@ -559,7 +564,7 @@ impl Registry {
                 heartbeat: slot.heartbeat.clone(),
                 last_seen_ms: now_ms.saturating_sub(slot.seen_ms),
                 cause: slot.cause.clone(),
-                quarantined: slot.quarantined,
+                quarantined: slot.quarantined_ms.is_some(),
             })
             .collect()
     }

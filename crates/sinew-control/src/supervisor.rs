@@ -1,7 +1,8 @@
 //! The decisions of an owner about its roles: pure, with the owner's clock as an argument.
 //!
 //! A role that is missing is started again under the next number, after a pause that grows with each failure,
-//! and at most so many times in a window. The reason of the first failure stays visible.
+//! and at most so many times in a window. The reason of the first failure stays visible. An engine that stays
+//! in quarantine is ended, which is such a failure.
 
 use crate::launch::{Launched, LaunchedRole};
 use crate::registry::{Origin, Place, Registry};
@@ -21,6 +22,8 @@ pub struct SupervisorLimits {
     pub longest_backoff_ms: u64,
     /// Time after which a started role that its launcher does not list is lost.
     pub unlisted_ms: u64,
+    /// Time after which a started engine that stays in quarantine is replaced.
+    pub quarantine_ms: u64,
 }
 
 impl Default for SupervisorLimits {
@@ -31,6 +34,7 @@ impl Default for SupervisorLimits {
             backoff_ms: 1_000,
             longest_backoff_ms: 60_000,
             unlisted_ms: 60_000,
+            quarantine_ms: 60_000,
         }
     }
 }
@@ -97,6 +101,9 @@ impl SupervisorCore {
         let expired = registry.expire(now_ms);
         steps.extend(expired.into_iter().map(|id| Step::Stop(id.to_string())));
         overdue(registry, now_ms, &mut steps);
+        if self.refills {
+            replace_wrong(registry, self.limits.quarantine_ms, now_ms, &mut steps);
+        }
         self.count_failures(registry, now_ms);
         // Without a list a role of an earlier owner could be started a second time.
         if self.refills && self.adopted {
@@ -227,6 +234,27 @@ fn overdue(registry: &mut Registry, now_ms: u64, steps: &mut Vec<Step>) {
     for place in late {
         steps.push(Step::Stop(registry.id_of(place).to_string()));
         let cause = format!("did not end its work within {drain_ms} ms");
+        registry.ended(place, Some(cause), now_ms);
+    }
+}
+
+/// Ends roles that a launcher started and whose weights stay wrong for too long: the next incarnation of the
+/// place follows as after any other failure. What a person started is not ended here.
+fn replace_wrong(
+    registry: &mut Registry,
+    quarantine_ms: u64,
+    now_ms: u64,
+    steps: &mut Vec<Step>,
+) {
+    let wrong = registry.slots().filter(|(_, slot)| {
+        let since = slot.quarantined_ms.map(|at| now_ms.saturating_sub(at));
+        let works = slot.is_there() && slot.state != RoleState::Draining;
+        works && slot.origin == Origin::Launched && since.is_some_and(|ms| ms >= quarantine_ms)
+    });
+    let wrong: Vec<Place> = wrong.map(|(place, _)| place).collect();
+    for place in wrong {
+        steps.push(Step::Stop(registry.id_of(place).to_string()));
+        let cause = format!("in quarantine for {quarantine_ms} ms, so it is replaced");
         registry.ended(place, Some(cause), now_ms);
     }
 }

@@ -37,6 +37,7 @@ fn main() -> std::io::Result<()> {
         }
     }
     let ports = Ports {
+        store: Arc::new(data::open_store),
         renderer: Arc::new(|_, _| match sinew_render::byte_renderer() {
             Ok(renderer) => Ok(Arc::new(renderer)),
             Err(e) => Err(NoRenderer(e.to_string())),

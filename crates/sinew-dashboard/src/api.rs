@@ -145,7 +145,7 @@ pub(crate) async fn step(
         let evals = run.evals();
         let evals: Vec<_> = evals.iter().filter(|e| e.step == step).collect();
         // A run without a store has no episodes to show.
-        let batches = run.store().ok().map(|store| store.batches_of(step));
+        let batches = run.kept_store()?.map(|store| store.batches_of(step));
         let batches = batches.transpose().map_err(ViewError::system)?;
         let (mut trained, mut dropped) = (0, Vec::new());
         for batch in batches.unwrap_or_default() {
@@ -474,7 +474,7 @@ pub(crate) async fn errors(State(shared): State<Shared>, Path(run): Path<String>
 /// The first failed episodes, each with its reason.
 fn failures(run: &Run) -> Result<Vec<Value>, ViewError> {
     // A run without a store has no episodes to show.
-    let Ok(store) = run.store() else {
+    let Some(store) = run.kept_store()? else {
         return Ok(Vec::new());
     };
     let filter = Filter {

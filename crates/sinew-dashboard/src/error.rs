@@ -24,6 +24,11 @@ pub(crate) enum ViewError {
 #[error("{0}")]
 pub struct NoRenderer(pub String);
 
+/// Reason why the episodes of a run cannot be read.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NoStore(pub String);
+
 impl ViewError {
     /// The requested thing is not there.
     pub(crate) fn missing(text: impl std::fmt::Display) -> Self {

@@ -1,8 +1,9 @@
 //! The dashboard of runs: a small HTTP server with its pages, over the folders of runs.
 //!
-//! It reads the files that runs write anyway: records of steps, held-out measurements, the store of episodes,
-//! and the live state. So it shows runs of this process, of others and of last week in the same way, and
-//! needs no service. The pages are files in the binary, without a build step and without outside requests.
+//! It reads what runs write anyway: records of steps, held-out measurements, the store of episodes, which may
+//! be in a database, and the live state. So it shows runs of this process, of others and of last week in the
+//! same way, and needs no service. The pages are files in the binary, without a build step and without
+//! outside requests.
 //!
 //! Invariants:
 //! - Nothing here writes, and a run is never held up: the store is opened for reading.
@@ -41,8 +42,8 @@ mod series;
 mod server;
 mod shared;
 
-pub use error::NoRenderer;
+pub use error::{NoRenderer, NoStore};
 pub use outcomes::{Flagged, ListError, Outcomes, RangeError, Row, WAITS, range};
-pub use runs::{LateOf, OpenRenderer, Ports};
+pub use runs::{LateOf, OpenRenderer, OpenStore, Ports};
 pub use server::Dashboard;
 pub use sinew_algo::trust::Suspicion;

@@ -3,7 +3,7 @@
 //! Files of records are read on from the end of the last reading, as a run appends whole lines. A resumed run
 //! may write a file again: then it is read from its start.
 
-use crate::error::{NoRenderer, ViewError};
+use crate::error::{NoRenderer, NoStore, ViewError};
 use crate::series::{Spread, pooled};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,7 +11,7 @@ use sinew_env::Registry;
 use sinew_orchestrator::{EvalRecord, StepRecord, Verdict};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
-use sinew_runs::{holds_run, process_of, store_path};
+use sinew_runs::{holds_run, keeps_episodes, process_of};
 use sinew_store::StoreReader;
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -30,9 +30,14 @@ pub type OpenRenderer =
 /// Config of a run's rewards from outside.
 pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_orchestrator::LateConfig> + Send + Sync;
 
+/// Opens the store of a run's folder for reading.
+pub type OpenStore = dyn Fn(&Path) -> Result<StoreReader, NoStore> + Send + Sync;
+
 /// Functions that the wiring of the program provides.
 #[derive(Clone)]
 pub struct Ports {
+    /// Stores of episodes.
+    pub store: Arc<OpenStore>,
     /// Tokenizers.
     pub renderer: Arc<OpenRenderer>,
     /// Rewards from outside.
@@ -41,11 +46,7 @@ pub struct Ports {
     pub environments: Registry,
 }
 
-impl std::fmt::Debug for Ports {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ports").finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Ports);
 
 /// Folders of runs, or folders that hold such folders.
 #[derive(Debug)]
@@ -156,13 +157,7 @@ pub(crate) struct Run {
     renderer: Mutex<Option<Arc<dyn Renderer>>>,
 }
 
-impl std::fmt::Debug for Run {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Run")
-            .field("path", &self.path)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Run, path);
 
 /// Records read so far.
 #[derive(Debug, Default)]
@@ -373,16 +368,27 @@ impl Run {
         if let Some(store) = open.as_ref() {
             return Ok(Arc::clone(store));
         }
-        let path = store_path(&self.path);
-        if !path.exists() {
+        if !keeps_episodes(&self.path) {
             return Err(ViewError::missing(format!(
                 "{} keeps no episodes (store.type = \"memory\", or it has not begun)",
                 self.path.display()
             )));
         }
-        let store = Arc::new(StoreReader::open(&path).map_err(ViewError::system)?);
+        let store = (self.ports.store)(&self.path).map_err(ViewError::system)?;
+        let store = Arc::new(store);
         *open = Some(Arc::clone(&store));
         Ok(store)
+    }
+
+    /// The store, if the run keeps one.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(crate) fn kept_store(&self) -> Result<Option<Arc<StoreReader>>, ViewError> {
+        match self.store() {
+            Err(ViewError::Missing(_)) => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     /// The tokenizer, made once.
@@ -456,7 +462,7 @@ impl Run {
             success,
             entropy: steps.iter().rev().find_map(StepRecord::entropy),
             spark: spark.collect(),
-            stored: store_path(&self.path).is_dir(),
+            stored: keeps_episodes(&self.path),
             repeats: self.repeats(),
             unread: self.unread(),
         }
@@ -469,10 +475,16 @@ impl Run {
             meta.map(|m| (m.len(), m.mtime(), m.mtime_nsec()))
                 .unwrap_or_default()
         };
+        let steps = (of("metrics.jsonl"), of("evals.jsonl"));
+        let mut episodes = (of("store/index.sqlite"), of("store/index.sqlite-wal"));
+        if episodes == (FileStamp::default(), FileStamp::default()) {
+            // A database shows no changes by itself: its pages follow the steps.
+            episodes = steps;
+        }
         Stamp {
-            steps: (of("metrics.jsonl"), of("evals.jsonl")),
+            steps,
             live: of(sinew_view::LIVE_FILE),
-            episodes: (of("store/index.sqlite"), of("store/index.sqlite-wal")),
+            episodes,
             ended: of("end.json"),
         }
     }
@@ -488,7 +500,7 @@ pub(crate) struct Stamp {
     pub(crate) steps: (FileStamp, FileStamp),
     /// The live state.
     pub(crate) live: FileStamp,
-    /// The index of the store, and its log.
+    /// The index of the store, and its log; those of the steps where there is no index.
     pub(crate) episodes: (FileStamp, FileStamp),
     /// The end of the process.
     pub(crate) ended: FileStamp,
@@ -531,6 +543,7 @@ mod tests {
     #[test]
     fn equal_names_of_folders_stay_apart() {
         let ports = Ports {
+            store: Arc::new(|_| Err(NoStore("none".into()))),
             renderer: Arc::new(|_, _| Err(NoRenderer("none".into()))),
             late: Arc::new(|_| None),
             environments: Registry::new(&sinew_env::BUILT_IN),

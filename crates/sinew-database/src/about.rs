@@ -14,11 +14,13 @@ pub(crate) struct About {
     pub(crate) scores: i64,
     /// Bytes of all payloads.
     pub(crate) bytes: u64,
+    /// In the names of new objects; see `sweep`.
+    pub(crate) epoch: i64,
 }
 
 /// Locks the row until the transaction ends.
 pub(crate) async fn locked(tx: &Transaction<'_>) -> Result<About, Fault> {
-    let sql = "SELECT fence, episodes, batches, scores, bytes FROM about FOR UPDATE";
+    let sql = "SELECT fence, episodes, batches, scores, bytes, epoch FROM about FOR UPDATE";
     let row = tx.query_one(sql, &[]).await?;
     let count = |at: usize| Ok::<i64, Fault>(row.try_get::<_, i64>(at)?);
     Ok(About {
@@ -27,5 +29,6 @@ pub(crate) async fn locked(tx: &Transaction<'_>) -> Result<About, Fault> {
         batches: count(2)?,
         scores: count(3)?,
         bytes: count(4)?.max(0) as u64,
+        epoch: count(5)?,
     })
 }

@@ -126,12 +126,19 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Stores the new ones of several traces. `objects` has the names of their payloads, or is empty.
+/// Names of the objects of a trace.
+#[derive(Debug)]
+pub(crate) struct TraceObjects {
+    pub(crate) payload: String,
+    pub(crate) media: Vec<String>,
+}
+
+/// Stores the new ones of several traces. `objects` has the names of their objects, or is empty.
 pub(crate) async fn commit(
     tx: &Transaction<'_>,
     about: About,
     prepared: &[PreparedTrace],
-    objects: &[String],
+    objects: &[TraceObjects],
     max_bytes: u64,
 ) -> Result<Vec<CommitOutcome>, Fault> {
     let names: Vec<&str> = prepared
@@ -145,6 +152,7 @@ pub(crate) async fn commit(
     let (mut seq, mut needed) = (about.episodes, 0);
     let (mut payloads, mut of): (Vec<&[u8]>, Vec<i64>) = Default::default();
     let mut externals: [Vec<&str>; 2] = Default::default();
+    let (mut media, mut used_by): (Vec<&str>, Vec<i64>) = Default::default();
     for (place, trace) in prepared.iter().enumerate() {
         let episode = trace.summary.episode.as_str();
         if !known.insert(episode) {
@@ -153,11 +161,17 @@ pub(crate) async fn commit(
         }
         seq += 1;
         needed += trace.payload.len() as u64;
-        let object = objects.get(place).map(String::as_str);
-        columns.push(seq, trace, object)?;
-        if object.is_none() {
-            payloads.push(&trace.payload);
-            of.push(seq);
+        let objects = objects.get(place);
+        columns.push(seq, trace, objects.map(|o| o.payload.as_str()))?;
+        match objects {
+            Some(objects) => {
+                media.extend(objects.media.iter().map(String::as_str));
+                used_by.resize(media.len(), seq);
+            }
+            None => {
+                payloads.push(&trace.payload);
+                of.push(seq);
+            }
         }
         if let Some(external) = &trace.external {
             externals[0].push(external);
@@ -181,6 +195,10 @@ pub(crate) async fn commit(
     let insert =
         "INSERT INTO externals SELECT * FROM unnest($1::text[], $2::text[]) ON CONFLICT DO NOTHING";
     tx.execute(insert, &[&externals[0], &externals[1]]).await?;
+    if !media.is_empty() {
+        let insert = "INSERT INTO media SELECT * FROM unnest($1::text[], $2::bigint[])";
+        tx.execute(insert, &[&media, &used_by]).await?;
+    }
     let bytes = signed("bytes", about.bytes.saturating_add(needed))?;
     let update = "UPDATE about SET episodes = $1, bytes = $2";
     tx.execute(update, &[&seq, &bytes]).await?;
@@ -309,8 +327,10 @@ impl Gone {
 pub(crate) async fn forget(tx: &Transaction<'_>, gone: &Gone) -> Result<(), Fault> {
     let sql = "UPDATE episodes SET removed = true, object = NULL WHERE seq = ANY($1)";
     tx.execute(sql, &[&gone.seqs]).await?;
-    tx.execute("DELETE FROM payloads WHERE seq = ANY($1)", &[&gone.seqs])
-        .await?;
+    for table in ["payloads", "media"] {
+        let sql = format!("DELETE FROM {table} WHERE seq = ANY($1)");
+        tx.execute(&sql, &[&gone.seqs]).await?;
+    }
     for table in ["scores", "externals"] {
         let sql = format!("DELETE FROM {table} WHERE episode = ANY($1)");
         tx.execute(&sql, &[&gone.names]).await?;

@@ -8,6 +8,7 @@
 //! | `connection`, `schema` | [`DatabaseOptions`], calls that are repeated after a lost connection; tables |
 //! | `postgres_store`, `about`, `episodes`, `listing`, `scores` | [`PostgresStore`]: traces in PostgreSQL |
 //! | `payloads`, `media` | [`Payloads`]: the bytes of traces in S3 or a folder |
+//! | `sweep` | deletes objects that no episode refers to |
 //! | `postgres_log`, `redis_log` | logs of shared queues |
 //! | `queue` | [`open_queue`]: a queue by its address |
 //!
@@ -19,8 +20,8 @@
 //! - Writers of a store wait for one row of the database, so that the order of episodes is the order of
 //!   commits, and the number of the newest owner is checked in the transaction that it allows.
 //! - Leases follow the server's clock.
-//! - A payload is stored before the row that refers to it, under a name made from its contents. A crash
-//!   between the two leaves bytes that nothing refers to.
+//! - A payload is stored before the row that refers to it, under a name made from its contents and an epoch.
+//!   A crash between the two leaves bytes that nothing refers to, which a sweep deletes.
 //! - Addresses in messages have no password. Connections beyond this host are encrypted, unless the address
 //!   says `sslmode=disable`.
 
@@ -38,6 +39,7 @@ mod redis_log;
 mod runtime;
 mod schema;
 mod scores;
+mod sweep;
 mod tls;
 
 pub use address::{Address, ServerKind};

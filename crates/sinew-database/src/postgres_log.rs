@@ -53,7 +53,7 @@ impl PostgresLog {
         let digits = empty.iter().map(|byte| format!("{byte:02x}"));
         let tables = TABLES.replace("IDENTITY", postgres.session());
         let tables = tables.replace("EMPTY", &digits.collect::<String>());
-        prepare(&postgres, FORMAT, &tables)?;
+        prepare(&postgres, FORMAT, Some(&tables))?;
         Ok(Self { postgres })
     }
 }

@@ -7,29 +7,33 @@
 use crate::about::{About, locked};
 use crate::address::Address;
 use crate::connection::{DatabaseOptions, Fault, Postgres};
-use crate::episodes::{self, Gone, MAX_BATCH_BYTES, MAX_TRACE_BYTES};
+use crate::episodes::{self, Gone, MAX_BATCH_BYTES, MAX_TRACE_BYTES, TraceObjects};
 use crate::listing;
 use crate::media;
 use crate::payloads::{Object, Payloads};
 use crate::schema::{prepare, schema_of};
 use crate::scores;
+use crate::sweep;
 use bytes::Bytes;
 use sinew_store::backend::{self, PreparedTrace, check_fence, check_update};
 use sinew_store::{
     CommitOutcome, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, ScoreRecord, ScoreRefused,
-    StoreError, StoreStats, TraceStore, TrainedBatch,
+    StoreError, StoreStats, Sweep, SweepReport, TraceStore, TrainedBatch,
 };
 use sinew_types::{EpisodeId, Trace};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
 use tokio_postgres::{Client, Row, Transaction};
 
 /// Format of the tables. Any change of [`TABLES`] creates another one.
-const FORMAT: i32 = 1;
+const FORMAT: i32 = 2;
 
 /// Maximum bytes of the payloads of a store. Batch marks are accepted above it.
 const MAX_BYTES: u64 = 1 << 40;
+
+/// Attempts to write the objects of a commit, each under the epoch of that time.
+const EPOCHS: usize = 8;
 
 /// Tables of a store. `IDENTITY` is replaced by a random name.
 const TABLES: &str = "
@@ -39,7 +43,8 @@ CREATE TABLE about (
     identity text NOT NULL,             -- of this store, in the names of its objects
     fence bigint NOT NULL,              -- number of the newest owner
     episodes bigint NOT NULL, batches bigint NOT NULL, scores bigint NOT NULL,  -- last numbers
-    bytes bigint NOT NULL               -- of all payloads
+    bytes bigint NOT NULL,              -- of all payloads
+    epoch bigint NOT NULL               -- in the names of new objects
 );
 CREATE TABLE sessions (
     session text PRIMARY KEY,
@@ -64,8 +69,13 @@ CREATE INDEX ON episodes (task_kind);
 CREATE INDEX ON episodes (batch);
 CREATE INDEX ON episodes (env);
 CREATE INDEX ON episodes (last_version);
+CREATE INDEX ON episodes (object) WHERE object IS NOT NULL;
 CREATE TABLE payloads (seq bigint PRIMARY KEY, payload bytea NOT NULL);
 ALTER TABLE payloads ALTER payload SET STORAGE EXTERNAL;
+CREATE TABLE media (                   -- objects that the traces of readable episodes refer to
+    object text NOT NULL, seq bigint NOT NULL, PRIMARY KEY (object, seq)
+);
+CREATE INDEX ON media (seq);
 CREATE TABLE batches (
     seq bigint PRIMARY KEY, batch text NOT NULL UNIQUE, step bigint NOT NULL, record text NOT NULL
 );
@@ -77,8 +87,8 @@ CREATE INDEX ON scores (episode);
 CREATE TABLE externals (
     external text NOT NULL, episode text NOT NULL, PRIMARY KEY (external, episode)
 );
-INSERT INTO about (format, identity, fence, episodes, batches, scores, bytes)
-    VALUES (1, 'IDENTITY', 0, 0, 0, 0, 0);
+INSERT INTO about (format, identity, fence, episodes, batches, scores, bytes, epoch)
+    VALUES (2, 'IDENTITY', 0, 0, 0, 0, 0, 0);
 ";
 
 /// A store of traces in PostgreSQL. Any number of processes may use it at once.
@@ -87,6 +97,8 @@ pub struct PostgresStore {
     postgres: Postgres,
     payloads: Option<Payloads>,
     identity: String,
+    /// In the names of the objects that are written now, as far as this process knows.
+    epoch: AtomicI64,
     /// Nanoseconds that callers have waited for durable writes.
     waited_ns: AtomicU64,
 }
@@ -103,21 +115,43 @@ impl PostgresStore {
         payloads: Option<Payloads>,
         options: DatabaseOptions,
     ) -> Result<Self, StoreError> {
-        let schema = schema_of("sinew_store", name)?;
-        let postgres = Postgres::new(address, &schema, options)?;
+        let postgres = Postgres::new(address, &schema_of("sinew_store", name)?, options)?;
         let tables = TABLES.replace("IDENTITY", postgres.session());
-        prepare(&postgres, FORMAT, &tables)?;
-        let identity = postgres.run(async |client: &mut Client| {
+        prepare(&postgres, FORMAT, Some(&tables))?;
+        postgres.run(async |client: &mut Client| {
             // Sessions whose process is long gone.
             let old = "DELETE FROM sessions WHERE seen < now() - interval '30 days'";
-            client.execute(old, &[]).await?;
-            let row = client.query_one("SELECT identity FROM about", &[]).await?;
-            Ok(row.try_get::<_, String>(0)?)
+            Ok(client.execute(old, &[]).await?)
+        })?;
+        Self::of(postgres, payloads)
+    }
+
+    /// Opens the store `name` of a database for reading: it must be there, and opening writes nothing.
+    ///
+    /// # Errors
+    /// As [`PostgresStore::open`], or if there is no such store.
+    pub fn existing(
+        address: &Address,
+        name: &str,
+        payloads: Option<Payloads>,
+        options: DatabaseOptions,
+    ) -> Result<Self, StoreError> {
+        let postgres = Postgres::new(address, &schema_of("sinew_store", name)?, options)?;
+        prepare(&postgres, FORMAT, None)?;
+        Self::of(postgres, payloads)
+    }
+
+    fn of(postgres: Postgres, payloads: Option<Payloads>) -> Result<Self, StoreError> {
+        let (identity, epoch) = postgres.run(async |client: &mut Client| {
+            let about = "SELECT identity, epoch FROM about";
+            let row = client.query_one(about, &[]).await?;
+            Ok((row.try_get::<_, String>(0)?, row.try_get::<_, i64>(1)?))
         })?;
         Ok(Self {
             postgres,
             payloads,
             identity,
+            epoch: AtomicI64::new(epoch),
             waited_ns: AtomicU64::new(0),
         })
     }
@@ -170,30 +204,71 @@ impl PostgresStore {
         changed
     }
 
-    /// Writes the payloads of traces as objects, and returns their names; empty if the database has them.
+    /// Writes the payloads and the media of traces as objects of an epoch, and returns their names; empty if
+    /// the database has them.
     fn put_objects(
         &self,
         traces: &[Trace],
         prepared: &mut [PreparedTrace],
-    ) -> Result<Vec<String>, StoreError> {
+        epoch: i64,
+    ) -> Result<Vec<TraceObjects>, StoreError> {
         let Some(payloads) = &self.payloads else {
             return Ok(Vec::new());
         };
-        let folder = media::folder(&self.identity);
         let mut objects: Vec<Object> = Vec::new();
         let mut names = Vec::with_capacity(traces.len());
         for (trace, prepared) in traces.iter().zip(prepared) {
-            if let Some((referring, media)) = media::taken_out(trace, &folder) {
+            let mut media = Vec::new();
+            if let Some((referring, found)) = media::taken_out(trace, &self.identity, epoch) {
                 prepared.payload = backend::prepare(&referring, MAX_TRACE_BYTES)?.payload;
-                objects.extend(media);
+                media.extend(found.iter().map(|(name, _)| name.clone()));
+                objects.extend(found);
             }
             let hash = blake3::hash(&prepared.payload).to_hex();
-            let name = format!("{}/{}/{hash}", self.identity, &hash.as_str()[..2]);
-            objects.push((name.clone(), Bytes::copy_from_slice(&prepared.payload)));
-            names.push(name);
+            let payload = media::object_name(&self.identity, epoch, &hash);
+            objects.push((payload.clone(), Bytes::copy_from_slice(&prepared.payload)));
+            names.push(TraceObjects { payload, media });
         }
         payloads.put(&objects)?;
         Ok(names)
+    }
+
+    /// Stores prepared traces in one transaction. Their objects are written again, under other names, if a
+    /// sweep began another epoch meanwhile.
+    fn commit_prepared(
+        &self,
+        traces: &[Trace],
+        prepared: &mut [PreparedTrace],
+    ) -> Result<Vec<CommitOutcome>, StoreError> {
+        for _ in 0..EPOCHS {
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            let objects = self.put_objects(traces, prepared, epoch)?;
+            let known: &[PreparedTrace] = prepared;
+            let committed = self.change(async |tx: &Transaction<'_>, about: About| {
+                if !objects.is_empty() && about.epoch != epoch {
+                    return Ok(Err(about.epoch));
+                }
+                let committed = episodes::commit(tx, about, known, &objects, MAX_BYTES).await?;
+                Ok(Ok(committed))
+            })?;
+            match committed {
+                Ok(committed) => return Ok(committed),
+                Err(newer) => self.epoch.store(newer, Ordering::SeqCst),
+            }
+        }
+        let reason = format!("{EPOCHS} sweeps of objects began during one commit; try again");
+        Err(self.postgres.refuse(reason))
+    }
+
+    /// Begins another epoch of the names of objects.
+    fn next_epoch(&self) -> Result<i64, StoreError> {
+        let epoch = self.change(async |tx: &Transaction<'_>, about: About| {
+            let next = about.epoch + 1;
+            tx.execute("UPDATE about SET epoch = $1", &[&next]).await?;
+            Ok(next)
+        })?;
+        self.epoch.store(epoch, Ordering::SeqCst);
+        Ok(epoch)
     }
 
     /// Removes what a condition names. The objects go last: without their rows nothing refers to them.
@@ -216,6 +291,11 @@ impl PostgresStore {
     }
 }
 
+/// Reads an update from the columns batch and record.
+fn update(row: &Row) -> Result<TrainedBatch, StoreError> {
+    backend::update_of(row.get(0), row.get(1))
+}
+
 impl TraceStore for PostgresStore {
     fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError> {
         let prepared = traces.iter().map(|t| backend::prepare(t, MAX_TRACE_BYTES));
@@ -231,10 +311,7 @@ impl TraceStore for PostgresStore {
                 allowed: format!("up to {MAX_BATCH_BYTES}; commit fewer traces at a time"),
             });
         }
-        let objects = self.put_objects(traces, &mut prepared)?;
-        self.change(async |tx: &Transaction<'_>, about: About| {
-            episodes::commit(tx, about, &prepared, &objects, MAX_BYTES).await
-        })
+        self.commit_prepared(traces, &mut prepared)
     }
 
     fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
@@ -270,7 +347,7 @@ impl TraceStore for PostgresStore {
             };
             let mut trace = backend::trace_of(episode, &payload)?;
             if let Some(payloads) = &self.payloads {
-                media::put_back(&mut trace, payloads, &media::folder(&self.identity))?;
+                media::put_back(&mut trace, payloads, &self.identity)?;
             }
             return Ok(Some(trace));
         }
@@ -317,7 +394,15 @@ impl TraceStore for PostgresStore {
             let sql = "SELECT batch, record FROM batches ORDER BY seq";
             Ok(client.query(sql, &[]).await?)
         })?;
-        let update = |row: &Row| backend::update_of(row.get(0), row.get(1));
+        rows.iter().map(update).collect()
+    }
+
+    fn batches_of(&self, step: u64) -> Result<Vec<TrainedBatch>, StoreError> {
+        let step = backend::signed("step", step)?;
+        let rows = self.postgres.run(async |client: &mut Client| {
+            let sql = "SELECT batch, record FROM batches WHERE step = $1 ORDER BY seq";
+            Ok(client.query(sql, &[&step]).await?)
+        })?;
         rows.iter().map(update).collect()
     }
 
@@ -372,5 +457,13 @@ impl TraceStore for PostgresStore {
                          AND CASE WHEN e.batch IS NULL THEN NOT $2 ELSE b.step < $1 END";
             Ok(tx.query(sql, &[&before, &policy.keep_untrained]).await?)
         })
+    }
+
+    fn sweep(&self, sweep: &Sweep<'_>) -> Result<SweepReport, StoreError> {
+        let Some(payloads) = &self.payloads else {
+            return Ok(SweepReport::default());
+        };
+        let next = || self.next_epoch();
+        sweep::run(&self.postgres, payloads, &self.identity, sweep, next)
     }
 }

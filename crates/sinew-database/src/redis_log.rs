@@ -8,7 +8,9 @@ use crate::address::Address;
 use crate::connection::DatabaseOptions;
 use crate::runtime::random_name;
 use bytes::Bytes;
-use redis::{Client, Connection, ErrorKind, RedisError, RedisResult};
+use redis::{
+    Client, Connection, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, RedisResult,
+};
 use sinew_store::StoreError;
 use sinew_store::queue::{Log, LogEntry, LogMark, LogPage, LogSnapshot, LogWrite};
 use std::fmt;
@@ -99,6 +101,16 @@ fn position_of(id: &str) -> Option<u64> {
     id.strip_suffix("-0")?.parse::<u64>().ok()?.checked_sub(1)
 }
 
+/// An address for the client, with the password that is given apart.
+fn connection_info(address: &Address) -> RedisResult<ConnectionInfo> {
+    let info = address.url().into_connection_info()?;
+    let Some(password) = address.password() else {
+        return Ok(info);
+    };
+    let settings = info.redis_settings().clone().set_password(password);
+    Ok(info.set_redis_settings(settings))
+}
+
 impl RedisLog {
     /// Opens the log of queue `name`, or creates it.
     pub(crate) fn open(
@@ -110,7 +122,8 @@ impl RedisLog {
         let shown = address.shown();
         // The client's library asks the process for its cryptography; another part may have set the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::open(address.with_password()).map_err(|e| StoreError::Remote {
+        let client = connection_info(address).and_then(Client::open);
+        let client = client.map_err(|e| StoreError::Remote {
             url: shown.clone(),
             reason: described(&e),
         })?;
@@ -349,6 +362,22 @@ impl Log for RedisLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_apart_is_used_and_never_shown() {
+        for (url, user, password) in [
+            ("redis://h:6379/1", None, "a/b"),
+            ("rediss://u@h", Some("u"), "a/b"),
+            ("redis://u:0wn@h", Some("u"), "0wn"),
+        ] {
+            let info = connection_info(&Address::new(url, Some("a/b")).unwrap()).unwrap();
+            let settings = info.redis_settings();
+            let used = (settings.username(), settings.password());
+            assert_eq!(used, (user, Some(password)), "{url}");
+            let debug = format!("{info:?}");
+            assert!(!debug.contains("a/b") && !debug.contains("0wn"), "{debug}");
+        }
+    }
 
     #[test]
     fn positions_are_ids_of_the_stream() {

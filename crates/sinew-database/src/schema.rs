@@ -26,29 +26,41 @@ pub(crate) fn schema_of(prefix: &str, name: &str) -> Result<String, StoreError> 
 }
 
 /// Creates the schema with its tables in one transaction, or checks its format. `tables` is SQL, and names
-/// the table `about` with a column `format`.
-pub(crate) fn prepare(postgres: &Postgres, format: i32, tables: &str) -> Result<(), StoreError> {
+/// the table `about` with a column `format`; `None`: the schema must be there.
+pub(crate) fn prepare(
+    postgres: &Postgres,
+    format: i32,
+    tables: Option<&str>,
+) -> Result<(), StoreError> {
     postgres.first(async |client: &mut Client| {
-        let found = created(client, postgres.schema(), tables).await?;
-        if found == format {
-            return Ok(());
-        }
         let schema = postgres.schema();
-        Err(Fault::Refused(postgres.refuse(format!(
-            "schema {schema} has format {found}, this program reads {format}; use the version of Sinew that \
-             wrote it"
-        ))))
+        let reason = match found(client, schema, tables).await? {
+            Some(found) if found == format => return Ok(()),
+            Some(found) => format!(
+                "schema {schema} has format {found}, this program reads {format}; use the version of Sinew \
+                 that wrote it"
+            ),
+            None => format!("it has no schema {schema}"),
+        };
+        Err(Fault::Refused(postgres.refuse(reason)))
     })
 }
 
-/// Creates what is missing, and returns the format that is there.
-async fn created(client: &mut Client, schema: &str, tables: &str) -> Result<i32, Fault> {
+/// Creates what is missing, if `tables` is given, and returns the format that is there.
+async fn found(
+    client: &mut Client,
+    schema: &str,
+    tables: Option<&str>,
+) -> Result<Option<i32>, Fault> {
     let tx = client.transaction().await?;
     // Two processes that create the same schema wait for each other.
     let lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))";
     tx.execute(lock, &[&schema]).await?;
     let find = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1";
     if tx.query_opt(find, &[&schema]).await?.is_none() {
+        let Some(tables) = tables else {
+            return Ok(None);
+        };
         let create =
             format!("CREATE SCHEMA \"{schema}\"; SET LOCAL search_path TO \"{schema}\"; {tables}");
         tx.batch_execute(&create).await?;
@@ -56,5 +68,5 @@ async fn created(client: &mut Client, schema: &str, tables: &str) -> Result<i32,
     let format = format!("SELECT format FROM \"{schema}\".about");
     let format: i32 = tx.query_one(&format, &[]).await?.try_get(0)?;
     tx.commit().await?;
-    Ok(format)
+    Ok(Some(format))
 }

@@ -238,17 +238,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Loads weights and verifies that the server has them. Unless [`Backend::keeps_attempts`] holds or
     /// they are an adapter, no attempt of this process runs meanwhile. An error leaves the weights unknown;
-    /// adapters that were loaded earlier stay.
-    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
+    /// adapters that were loaded earlier stay. The default refuses, as do those of the commands below.
+    fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
+        cannot("loading weights")
+    }
 
     /// Loads an adapter for requests that name it, and verifies that the server has it. Attempts run
-    /// meanwhile, and the server's own weights stay. The default refuses.
+    /// meanwhile, and the server's own weights stay.
     fn load_adapter<'a>(
         &'a self,
         _adapter: &'a NamedAdapter,
     ) -> BoxFuture<'a, Result<(), AttemptError>> {
-        let why = "loading adapters by name".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+        cannot("loading adapters by name")
     }
 
     /// Removes an adapter that no attempt asks for any more. One that is not there counts as removed.
@@ -258,10 +259,20 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Releases the memory of weights and KV cache. The weights may be lost by this, which the next probe
     /// shows. [`Backend::load`] takes back the memory of weights, but not that of the KV cache.
-    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>>;
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        cannot("sleeping")
+    }
 
     /// Allocates all memory again.
-    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>>;
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        cannot("waking up")
+    }
+}
+
+/// The answer to a command that an engine does not have.
+fn cannot<'a>(what: &str) -> BoxFuture<'a, Result<(), AttemptError>> {
+    let why = what.to_owned();
+    std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
 }
 
 /// One message from an attempt to the thread that started it.

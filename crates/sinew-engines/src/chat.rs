@@ -6,7 +6,7 @@
 //! own tokens and fixed with the client: the ids of a request are others.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
-use crate::backend::{AttemptSink, Backend, Probe, Weights};
+use crate::backend::{AttemptSink, Backend, Probe};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::AttemptError;
 use crate::plain::{self, PlainServer, made_up, stopped};
@@ -18,7 +18,6 @@ use sinew_types::{
     EngineError, Fidelity, FinishReason, Message, Role, SamplingParams, TokenId, ToolSpec,
     WeightsId,
 };
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -101,14 +100,7 @@ pub struct ChatBackend {
     newer_limit: AtomicBool,
 }
 
-impl fmt::Debug for ChatBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChatBackend")
-            .field("server", &self.server)
-            .field("max_tokens", &self.max_tokens)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ChatBackend, server, max_tokens);
 
 #[derive(Debug, Deserialize)]
 struct Completion {
@@ -374,17 +366,5 @@ impl Backend for ChatBackend {
     fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
         self.server.label(id);
         std::future::ready(Ok(())).boxed()
-    }
-
-    fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        plain::cannot("loading weights: it is for evaluation only")
-    }
-
-    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        plain::cannot("sleeping")
-    }
-
-    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        plain::cannot("waking up")
     }
 }

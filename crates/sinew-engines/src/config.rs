@@ -5,7 +5,6 @@
 
 use crate::route::RouterConfig;
 use sinew_types::{Lineage, PolicyVersion, WeightsId};
-use std::fmt;
 
 /// Seconds after which a wait is given up. All are positive.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -114,17 +113,14 @@ impl RemoteConfig {
     }
 }
 
-impl fmt::Debug for RemoteConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteConfig")
-            .field("router", &self.router)
-            .field("version", &self.version)
-            .field("lineage", &self.lineage)
-            .field("probe_interval_s", &self.probe_interval_s)
-            .field("hold_until_verified", &self.hold_until_verified)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    RemoteConfig,
+    router,
+    version,
+    lineage,
+    probe_interval_s,
+    hold_until_verified
+);
 
 /// A configuration that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -94,15 +94,7 @@ pub struct ConnectOptions {
     pub session: u64,
 }
 
-impl fmt::Debug for ConnectOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectOptions")
-            .field("kind", &self.kind)
-            .field("vllm", &self.vllm)
-            .field("sglang", &self.sglang)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ConnectOptions, kind, vllm, sglang);
 
 impl ConnectOptions {
     /// Sets the distribution of the server's log-probabilities for every kind; `None` keeps each

@@ -42,13 +42,7 @@ pub(crate) struct Http {
     pub(crate) timeouts: Timeouts,
 }
 
-impl std::fmt::Debug for Http {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Http")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Http, name);
 
 impl Http {
     /// A client of the server at `url`. It follows no redirects and uses no proxy.

@@ -14,6 +14,7 @@
 //! | [`OpenaiBackend`] | any server with `/v1/completions`, for evaluation only |
 //! | [`ChatBackend`] | any server with `/v1/chat/completions`, for evaluation only |
 //! | [`LocalBackend`] | any other engine of this process |
+//! | [`EngineSeats`] | engines of the run's registry, which come and go |
 //! | [`SharedWeights`], [`WeightsFollower`] | weights from a trainer to engines of other processes |
 //!
 //! Invariants:
@@ -50,6 +51,8 @@ mod metrics;
 mod openai;
 mod plain;
 pub mod route;
+mod seats;
+mod served;
 mod sglang;
 mod shared;
 mod sse;
@@ -69,6 +72,10 @@ pub use folder::{FolderDtype, FolderError, WeightsFolder};
 pub use guided::FormatMode;
 pub use local::LocalBackend;
 pub use openai::{OpenaiBackend, TextCodec};
+pub use seats::{EngineAddress, EngineSeats, KnownWeights};
+pub use served::{
+    GENERATE_PATH, STATE_PATH, ServedCall, ServedEvent, ServedMark, ServedState, ServedToken,
+};
 pub use sglang::{SglangBackend, SglangOptions};
 pub use shared::{
     FollowError, FollowEvent, FollowedWeights, PublishObserver, PublishedVersion, Publisher,

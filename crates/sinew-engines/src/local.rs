@@ -142,7 +142,8 @@ impl LocalBackend {
     }
 }
 
-fn server_end(reason: &FinishReason) -> ServerEnd {
+/// The reason of an engine's end, as that of a server.
+pub(crate) fn server_end(reason: &FinishReason) -> ServerEnd {
     match reason {
         FinishReason::StopId { id } => ServerEnd::StopId(Some(*id)),
         FinishReason::StopString { text } => ServerEnd::StopString(text.clone()),
@@ -158,7 +159,7 @@ fn adapter_name(server_name: &str) -> Result<AdapterName, AttemptError> {
 }
 
 /// Sorts an engine's error by the part that it blames.
-fn refusal(error: EngineError, attempt: &Attempt) -> AttemptError {
+pub(crate) fn refusal(error: EngineError, attempt: &Attempt) -> AttemptError {
     match error {
         EngineError::UnknownAdapter { name } => AttemptError::Version {
             expected: attempt.weights,

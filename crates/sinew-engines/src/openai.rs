@@ -6,7 +6,7 @@
 //! from the sampled ones.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
-use crate::backend::{AttemptSink, Backend, NamedAdapter, Probe, Weights};
+use crate::backend::{AttemptSink, Backend, Probe};
 use crate::check::{max_new_tokens, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
@@ -17,7 +17,6 @@ use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_types::{Fidelity, FinishReason, PromptLogprobs, SamplingParams, TokenId, WeightsId};
-use std::fmt;
 use std::sync::Arc;
 
 /// Text to ids and back, for servers that support only text. Implemented by the renderer's tokenizer.
@@ -37,14 +36,11 @@ pub struct OpenaiBackend {
     extra: Map<String, Value>,
 }
 
-impl fmt::Debug for OpenaiBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenaiBackend")
-            .field("server", &self.server)
-            .field("codec", &self.codec.is_some())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    OpenaiBackend as this,
+    server = this.server,
+    codec = this.codec.is_some()
+);
 
 #[derive(Debug, Deserialize)]
 struct Chunk {
@@ -238,13 +234,6 @@ impl Backend for OpenaiBackend {
         plain::accepts(sampling)
     }
 
-    fn load_adapter<'a>(
-        &'a self,
-        _adapter: &'a NamedAdapter,
-    ) -> BoxFuture<'a, Result<(), AttemptError>> {
-        plain::cannot("adapters: it is for evaluation only")
-    }
-
     fn accepts_prompt(&self, _asked: &PromptLogprobs) -> Result<(), AttemptError> {
         let allowed = "nothing: the OpenAI protocol does not have log-probs of a prompt by ids";
         Err(refused("prompt_logprobs", &"set", allowed))
@@ -265,17 +254,5 @@ impl Backend for OpenaiBackend {
     fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
         self.server.label(id);
         std::future::ready(Ok(())).boxed()
-    }
-
-    fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        plain::cannot("loading weights: it is for evaluation only")
-    }
-
-    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        plain::cannot("sleeping")
-    }
-
-    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        plain::cannot("waking up")
     }
 }

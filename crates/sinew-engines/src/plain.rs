@@ -6,11 +6,8 @@ use crate::backend::{AttemptSink, Probe, ServedWeights};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::AttemptError;
 use crate::http::Http;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use serde::Deserialize;
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, WeightsId};
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 /// A server with a list of models.
@@ -23,13 +20,7 @@ pub(crate) struct PlainServer {
 }
 
 // The key of the configuration is not for logs.
-impl fmt::Debug for PlainServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlainServer")
-            .field("http", &self.http)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(PlainServer, http);
 
 #[derive(Deserialize)]
 struct ModelList {
@@ -123,12 +114,6 @@ pub(crate) fn accepts(sampling: &SamplingParams) -> Result<(), AttemptError> {
             allowed: "nothing: the OpenAI protocol does not have it for ids".to_owned(),
         })),
     }
-}
-
-/// The answer to a command that such a server does not have.
-pub(crate) fn cannot<'a>(what: &str) -> BoxFuture<'a, Result<(), AttemptError>> {
-    let why = what.to_owned();
-    std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
 }
 
 /// Forwards ids that the server did not report: those of its encoded text, and a stop id. Their

@@ -191,10 +191,9 @@ mod tests {
         Task {
             id: TaskId::new("t/1"),
             kind: "t".into(),
-            preamble: Vec::new(),
             prompt: "2 + 3?".into(),
             data,
-            seed: 0,
+            ..Task::default()
         }
     }
 

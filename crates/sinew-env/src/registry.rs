@@ -208,14 +208,7 @@ pub struct EnvKind {
     schema: fn(&mut SchemaGenerator) -> Schema,
 }
 
-impl fmt::Debug for EnvKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EnvKind")
-            .field("name", &self.name)
-            .field("needs", &self.needs)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(EnvKind, name, needs);
 
 impl EnvKind {
     /// Creates an entry for the environment with the keys `C`.

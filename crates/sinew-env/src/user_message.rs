@@ -26,14 +26,11 @@ pub struct UserMessageEnvs {
     text: String,
 }
 
-impl std::fmt::Debug for UserMessageEnvs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UserMessageEnvs")
-            .field("inner", &self.inner.name())
-            .field("turn", &self.turn)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    UserMessageEnvs as this,
+    inner = this.inner.name(),
+    turn = this.turn
+);
 
 impl UserMessageEnvs {
     /// Wraps `inner`, and adds `text` before turn `turn`, counted from 1.

@@ -78,10 +78,4 @@ pub struct GatewayParts {
     pub hooks: Option<Arc<dyn RolloutHooks>>,
 }
 
-impl std::fmt::Debug for GatewayParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GatewayParts")
-            .field("store", &self.store)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(GatewayParts, store);

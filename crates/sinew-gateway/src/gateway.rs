@@ -81,14 +81,11 @@ pub struct Gateway {
     inner: Arc<Inner>,
 }
 
-impl std::fmt::Debug for Gateway {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gateway")
-            .field("model", &self.inner.config.model)
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    Gateway as this,
+    model = this.inner.config.model,
+    stats = this.stats()
+);
 
 impl Gateway {
     /// Creates a gateway without rollouts.

@@ -4,7 +4,6 @@ use crate::secret::Secret;
 use crate::session::RolloutSpec;
 use sinew_dialect::ApiError;
 use sinew_types::{EpisodeId, GroupId, Trace, mix_seed};
-use std::fmt;
 
 /// Prefix of the purposes of rollouts that are stored but not trained.
 const MEASURED: &str = "eval";
@@ -57,13 +56,7 @@ pub struct TrainingHooks {
     pub on_finish: Box<dyn Fn(&Trace) + Send + Sync>,
 }
 
-impl fmt::Debug for TrainingHooks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TrainingHooks")
-            .field("run", &self.run)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(TrainingHooks, run);
 
 /// Returns the smaller of two optional limits.
 fn tighter(run: Option<u32>, asked: Option<u32>) -> Option<u32> {

@@ -8,7 +8,7 @@ use crate::failures::store_failed;
 use crate::gateway::Gateway;
 use serde_json::{Map, Value, json};
 use sinew_dialect::ApiError;
-use sinew_store::{ImportReport, ScoreTarget, import_scores};
+use sinew_store::{ImportReport, import_scores};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Source of scores that do not name one.
@@ -27,8 +27,8 @@ impl Archive {
         blocking("store_failed", move || {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             let now_us = now.map_or(0, |d| d.as_micros() as u64);
-            let target = ScoreTarget::Store(store.as_ref());
-            import_scores(&mut rows.as_slice(), &target, SOURCE, now_us).map_err(store_failed)
+            let rows = &mut rows.as_slice();
+            import_scores(rows, store.as_ref(), SOURCE, now_us).map_err(store_failed)
         })
         .await
     }

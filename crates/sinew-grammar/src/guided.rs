@@ -66,13 +66,7 @@ impl fmt::Debug for Compiled {
     }
 }
 
-impl fmt::Debug for GuidedGrammars {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuidedGrammars")
-            .field("environment", &self.environment)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(GuidedGrammars, environment);
 
 /// The vocabulary in the form that `toktrie` reads.
 struct Env {
@@ -311,14 +305,7 @@ struct GuidedMatcher {
     ended: bool,
 }
 
-impl fmt::Debug for GuidedMatcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuidedMatcher")
-            .field("position", &self.position)
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(GuidedMatcher, position, ended);
 
 impl GuidedMatcher {
     /// Computes the mask for the current position.

@@ -2,7 +2,6 @@
 
 use crate::GrammarError;
 use sinew_types::TokenId;
-use std::fmt;
 use std::sync::Arc;
 
 /// Encodes text with the model's tokenizer.
@@ -26,15 +25,12 @@ pub struct Vocabulary {
     pub source: Vec<u8>,
 }
 
-impl fmt::Debug for Vocabulary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vocabulary")
-            .field("tokens", &self.tokens.len())
-            .field("end", &self.end)
-            .field("columns", &self.columns)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    Vocabulary as this,
+    tokens = this.tokens.len(),
+    end = this.end,
+    columns = this.columns
+);
 
 impl Vocabulary {
     /// Checks the sizes.

@@ -14,7 +14,6 @@ use sinew_types::{
 };
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -102,14 +101,7 @@ pub struct EmbeddedEngine {
     thread_id: ThreadId,
 }
 
-impl fmt::Debug for EmbeddedEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EmbeddedEngine")
-            .field("limits", &self.limits)
-            .field("max_waiting", &self.max_waiting)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(EmbeddedEngine, limits, max_waiting);
 
 impl EmbeddedEngine {
     /// Starts the thread.

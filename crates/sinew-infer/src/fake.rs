@@ -92,16 +92,13 @@ impl Default for FakeConfig {
     }
 }
 
-impl fmt::Debug for FakeConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FakeConfig")
-            .field("model", &self.model)
-            .field("context", &self.context)
-            .field("scripted", &self.script.is_some())
-            .field("faults", &self.faults)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    FakeConfig as this,
+    model = this.model,
+    context = this.context,
+    scripted = this.script.is_some(),
+    faults = this.faults
+);
 
 /// An engine without a model: deterministic, with log-probabilities that [`FakeModel`] can
 /// recompute. Threaded like a real one, or stepped by the caller, which makes whole simulations

@@ -5,7 +5,6 @@ use crate::ledger::{JudgeUsage, Ledger};
 use crate::paid::BudgetEnd;
 use crate::user::ModelUser;
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,13 +19,7 @@ pub struct Bench {
     user: Arc<Mutex<Option<Arc<ModelUser>>>>,
 }
 
-impl fmt::Debug for Bench {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bench")
-            .field("spent", &self.spent())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Bench as this, spent = this.spent());
 
 impl Bench {
     /// The judges of the run in `dir`, which ends once `stop` is true. Verdicts go to `DIR/judges`.

@@ -23,13 +23,7 @@ pub struct EngineChat {
     requests: Arc<AtomicU64>,
 }
 
-impl fmt::Debug for EngineChat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineChat")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(EngineChat, name);
 
 /// Ends a generation whose caller is gone.
 struct AbortOnDrop<'a>(&'a dyn Engine, RequestId);

@@ -11,7 +11,6 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use sinew_env::{Preference, Reward, RewardSample, Score, Unscored};
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Mutex as AsyncMutex;
@@ -57,13 +56,7 @@ pub struct Judge {
     in_flight: Mutex<InFlight>,
 }
 
-impl fmt::Debug for Judge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Judge")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Judge, config);
 
 impl Judge {
     /// Creates a judge. `ledger` has what it spent and decided before.

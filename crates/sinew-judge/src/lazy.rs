@@ -4,7 +4,6 @@ use crate::chat::{ChatAnswer, ChatError, ChatModel, ChatRequest};
 use crate::engine::EngineChat;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use std::fmt;
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
@@ -18,13 +17,7 @@ pub struct LazyChat {
     cell: OnceCell<EngineChat>,
 }
 
-impl fmt::Debug for LazyChat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LazyChat")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(LazyChat, name);
 
 impl LazyChat {
     /// A model with the name `name`. A load that fails is tried again with the next question.

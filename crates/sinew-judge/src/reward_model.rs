@@ -39,13 +39,7 @@ pub struct RewardModel {
     jobs: mpsc::Sender<Job>,
 }
 
-impl fmt::Debug for RewardModel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RewardModel")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(RewardModel, name);
 
 impl RewardModel {
     /// The reward model of a folder, computed by `dev`. Headers and tokenizer are read now, weights with

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use sinew_env::{Reward, RewardSample, Score, Unscored};
 use sinew_http::HttpError;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
@@ -65,13 +64,7 @@ pub struct RewardServer {
     shared: Arc<Shared>,
 }
 
-impl fmt::Debug for RewardServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RewardServer")
-            .field("url", &self.shared.config.url)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(RewardServer as this, url = this.shared.config.url);
 
 /// The body of a request with these samples.
 pub(crate) fn body(samples: &[Value]) -> String {

@@ -8,7 +8,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_env::{SimulatedUser, UserError};
 use sinew_types::Message;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,13 +32,7 @@ pub struct ModelUser {
     model: PaidModel,
 }
 
-impl fmt::Debug for ModelUser {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ModelUser")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ModelUser, config);
 
 impl ModelUser {
     /// Creates a user. `ledger` has what it spent before.

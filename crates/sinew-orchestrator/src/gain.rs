@@ -120,10 +120,7 @@ mod tests {
             task: sinew_types::Task {
                 id: TaskId::new(task),
                 kind: "k".into(),
-                preamble: Vec::new(),
-                prompt: String::new(),
-                data: serde_json::Value::Null,
-                seed: 0,
+                ..sinew_types::Task::default()
             },
             draw: 1,
             purpose: "eval".into(),

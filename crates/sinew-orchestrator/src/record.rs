@@ -8,7 +8,7 @@ use sinew_algo::{
     Interval, Percentiles, PreferenceReport, RepairReport, Spread, TokenCounts, passes,
 };
 use sinew_rollout::AdmissionReading;
-use sinew_rollout::{ResumedCounts, WaitTimes};
+use sinew_rollout::{Hops, ResumedCounts, WaitTimes};
 use sinew_types::{BranchCause, EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 
@@ -334,6 +334,9 @@ pub struct StepRecord {
     /// Counts of the episodes that earlier sessions left unfinished.
     #[serde(default, skip_serializing_if = "ResumedCounts::is_empty")]
     pub resumed: ResumedCounts,
+    /// Calls between owner and workers since the previous step; none in a run of one process.
+    #[serde(default, skip_serializing_if = "Hops::is_empty")]
+    pub hops: Hops,
 }
 
 impl StepRecord {
@@ -538,10 +541,7 @@ mod tests {
         let task = sinew_types::Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: serde_json::Value::Null,
-            seed: 0,
+            ..sinew_types::Task::default()
         };
         let spec = sinew_rollout::EpisodeSpec {
             episode: sinew_types::EpisodeId::new("e"),

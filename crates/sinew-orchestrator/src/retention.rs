@@ -66,11 +66,7 @@ mod tests {
             group: GroupId::new("g"),
             task: Task {
                 id: TaskId::new("t"),
-                kind: String::new(),
-                preamble: Vec::new(),
-                prompt: String::new(),
-                data: serde_json::Value::Null,
-                seed: 0,
+                ..Task::default()
             },
             draw: 0,
             purpose: purpose.into(),

@@ -67,14 +67,7 @@ impl CrossPolicy {
     }
 }
 
-impl std::fmt::Debug for CrossPolicy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CrossPolicy")
-            .field("share", &self.share)
-            .field("every", &self.every)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(CrossPolicy, share, every);
 
 impl Engine for CrossPolicy {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {

@@ -37,13 +37,7 @@ struct LazyGrammars {
     made: OnceLock<Result<GuidedGrammars, GrammarError>>,
 }
 
-impl std::fmt::Debug for LazyGrammars {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LazyGrammars")
-            .field("columns", &self.columns)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(LazyGrammars, columns);
 
 impl LazyGrammars {
     fn made(&self) -> Result<&GuidedGrammars, GrammarError> {

@@ -36,13 +36,7 @@ pub struct GroupParts {
     pub store: Arc<dyn TraceStore>,
 }
 
-impl std::fmt::Debug for GroupParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GroupParts")
-            .field("env", &self.envs.name())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(GroupParts as this, env = this.envs.name());
 
 /// Scores groups by the rewards that their environments have.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use sinew_orchestrator::{
     AdmissionRecord, EpisodeStats, EvalRecord, FormatCounts, HeldOutGain, Interval, Percentiles,
     SampleCount, SampleStatus, Spread, StepRecord,
 };
-use sinew_rollout::{ResumedCounts, WaitTimes};
+use sinew_rollout::{Hop, Hops, ResumedCounts, WaitTimes};
 use sinew_train::PhaseSeconds;
 use sinew_train::loss::LossMetrics;
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +74,8 @@ fn the_page_defines_each_key_and_no_other() {
         ("`admission`", names::<AdmissionRecord>()),
         ("`waits`", names::<WaitTimes>()),
         ("`resumed`", names::<ResumedCounts>()),
+        ("`hops`", names::<Hops>()),
+        ("A kind of `hops`", names::<Hop>()),
         ("A line of `evals.jsonl`", names::<EvalRecord>()),
         ("`gain`", names::<HeldOutGain>()),
         ("A gain", names::<Paired>()),

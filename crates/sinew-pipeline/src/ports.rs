@@ -17,7 +17,7 @@
 use serde_json::Value;
 use sinew_algo::{Algorithm, Columns, Prepared};
 use sinew_orchestrator::{Draw, PipelineError, RolloutProgress, Rows, StepRecord};
-use sinew_rollout::{AdmissionReading, ResumedCounts};
+use sinew_rollout::{AdmissionReading, Hops, ResumedCounts};
 use sinew_store::TraceStore;
 use sinew_types::{
     Engine, EpisodeId, GroupId, LossSpec, Outcome, PolicyVersion, TensorSource, Trace,
@@ -117,6 +117,8 @@ pub struct RolloutReading {
     pub admission: AdmissionReading,
     /// Counts of the episodes that earlier sessions left in flight.
     pub resumed: ResumedCounts,
+    /// Calls between owner and workers since the start.
+    pub hops: Hops,
 }
 
 /// An episode that ended and is in the store.

@@ -7,7 +7,9 @@ use crate::stored::{ChangedParts, StoredEpisodes, StoredParts};
 use sinew_algo::TurnStages;
 use sinew_env::Taskset;
 use sinew_orchestrator::{BOARD, Draw, PipelineError, RolloutProgress, draw_of};
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, InFlight, ResumedCounts, Runner};
+use sinew_rollout::{
+    BatchError, EpisodeOptions, EpisodeParts, Hops, InFlight, ResumedCounts, Runner,
+};
 use sinew_store::TraceStore;
 use sinew_types::EpisodeId;
 use std::path::PathBuf;
@@ -57,13 +59,7 @@ pub struct EngineRollouts {
     rate: Rate,
 }
 
-impl std::fmt::Debug for EngineRollouts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EngineRollouts")
-            .field("parts", &self.parts)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(EngineRollouts, parts);
 
 /// Parts for running episodes.
 pub struct RolloutParts {
@@ -98,13 +94,7 @@ impl TurnSchedule {
     }
 }
 
-impl std::fmt::Debug for RolloutParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RolloutParts")
-            .field("episode", &self.episode)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(RolloutParts, episode);
 
 impl EngineRollouts {
     /// `cancel` turning true ends a wait.
@@ -267,6 +257,7 @@ impl Rollouts for EngineRollouts {
                 Some((_, all)) => all.resumed(),
                 None => ResumedCounts::default(),
             },
+            hops: Hops::default(),
         }
     }
 

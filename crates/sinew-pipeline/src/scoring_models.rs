@@ -36,14 +36,11 @@ pub struct ScoringModels {
     micro_batch_tokens: usize,
 }
 
-impl fmt::Debug for ScoringModels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScoringModels")
-            .field("reference", &self.reference)
-            .field("teacher", &self.teacher.is_some())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    ScoringModels as this,
+    reference = this.reference,
+    teacher = this.teacher.is_some()
+);
 
 impl ScoringModels {
     /// The models that an algorithm needs. They compute at most `micro_batch_tokens` packed tokens at a time.

@@ -42,14 +42,11 @@ pub struct StoredParts {
     pub changed: ChangedParts,
 }
 
-impl std::fmt::Debug for StoredParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoredParts")
-            .field("env", &self.envs.name())
-            .field("changed", &self.changed)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    StoredParts as this,
+    env = this.envs.name(),
+    changed = this.changed
+);
 
 /// Makes what the loop gets of episodes that ended.
 #[derive(Debug)]

@@ -91,13 +91,7 @@ struct Api {
     places: Arc<Semaphore>,
 }
 
-impl fmt::Debug for Api {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Api")
-            .field("pool", &self.pool)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Api, pool);
 
 /// A request that has been read.
 struct PoolRequest {

@@ -113,11 +113,7 @@ pub struct Scorer {
     pub requests: Arc<AtomicU64>,
 }
 
-impl std::fmt::Debug for Scorer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scorer").finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Scorer);
 
 /// The place of a pool on disk.
 #[derive(Clone, Copy, Debug)]
@@ -143,13 +139,7 @@ pub struct Pool {
     _store: Option<DiskStore>,
 }
 
-impl std::fmt::Debug for Pool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool")
-            .field("tokenizer", &self.tokenizer)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Pool, tokenizer);
 
 /// Reasons for which a call failed as a whole; nothing of it happened, and it can be repeated.
 #[derive(Debug, thiserror::Error)]

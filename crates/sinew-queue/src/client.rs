@@ -14,7 +14,6 @@ use sinew_store::queue::{
     RowRequest, RowState, RowView,
 };
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -37,14 +36,7 @@ pub struct HttpQueue {
     next: AtomicU64,
 }
 
-impl fmt::Debug for HttpQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpQueue")
-            .field("url", &self.url)
-            .field("patience", &self.patience)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(HttpQueue, url, patience);
 
 /// Result of an attempt.
 type Attempt<T> = Result<T, Failure<String>>;

@@ -26,14 +26,7 @@ pub struct Place {
     pub limits: QueueLimits,
 }
 
-impl std::fmt::Debug for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Place")
-            .field("queue", &self.queue)
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Place, queue, name);
 
 impl Place {
     /// Whether it is behind the address of `sinew queue serve`.

@@ -71,14 +71,7 @@ pub struct QueueServerConfig {
     pub sweep: Option<(Duration, usize)>,
 }
 
-impl fmt::Debug for QueueServerConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueueServerConfig")
-            .field("listen", &self.listen)
-            .field("sweep", &self.sweep)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(QueueServerConfig, listen, sweep);
 
 /// Routes of a queue, for a listener that may have others, too. Waits end and the queue is not watched any
 /// more once the value is dropped.
@@ -88,11 +81,7 @@ pub struct QueueRoutes {
     watcher: Option<std::thread::JoinHandle<()>>,
 }
 
-impl fmt::Debug for QueueRoutes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueueRoutes").finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(QueueRoutes);
 
 impl QueueRoutes {
     /// Watches the queue from now on. Every call must bring `token`; `clock` is that of all leases; `sweep`

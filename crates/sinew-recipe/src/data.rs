@@ -2,11 +2,11 @@
 
 use crate::RunPlan;
 use crate::rule::Rules;
-use crate::store::holds_password;
+use crate::store::shown;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Advantage, GroupRepair};
-use sinew_types::is_database;
+use sinew_types::{holds_password, is_database};
 
 /// Training data in place of episodes that the run samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -206,11 +206,11 @@ fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &m
         "data.queue",
         "an address with a password",
         "copies of a recipe are shown: give the password as data.token_file, PGPASSWORD or REDISCLI_AUTH".into(),
-        !(is_database(queue) && holds_password(queue)),
+        !holds_password(queue),
     );
     rules.allowed(
         "data.queue",
-        format!("{queue:?}"),
+        shown(queue),
         "the address of `sinew queue serve`, with data.token_file, that of a database, or the folder of a store \
          without it",
         is_database(queue) || http == token_file.is_some() && !queue.is_empty(),

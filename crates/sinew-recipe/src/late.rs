@@ -4,7 +4,7 @@
 //! are in seconds.
 
 use crate::rule::Rules;
-use crate::{RunPlan, StoreKind, TIME, is_time};
+use crate::{RunPlan, TIME, is_time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -127,8 +127,8 @@ pub(crate) fn rules(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
     rules.custom(
         "store.type",
         format!("{:?}", plan.store.kind.name()),
-        "groups wait for [reward.late] on disk: use \"disk\"".into(),
-        plan.store.kind == StoreKind::Disk,
+        "groups wait for [reward.late] in the store: use \"disk\" or \"postgres\"".into(),
+        plan.store.kind.is_durable(),
     );
     rules.custom(
         "data.type",

@@ -4,8 +4,8 @@
 //! Settings of an engine that is not the one of `on` are allowed: `sinew launch --on` chooses another one, so
 //! that one recipe fits a laptop and a cluster.
 
-use crate::RunPlan;
 use crate::rule::Rules;
+use crate::{RolloutPlace, RunPlan};
 use crate::section::{choice, section};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -245,6 +245,21 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         let why = "has an effect on roles with min and max only; add them, or remove it";
         rules.unused("launch.autoscale", why.to_owned(), scaled);
     }
+    if launch.engine.is_some() {
+        engines(plan, launch, rules);
+    }
+}
+
+/// Refuses engines that no worker would ask.
+fn engines(plan: &RunPlan, launch: &LaunchPlan, rules: &mut Rules) {
+    let why = "has no effect without [launch.rollout]: engines serve the workers that run episodes; add it, or \
+               remove this";
+    let elsewhere = launch.rollout.is_some() || plan.rollout.place == RolloutPlace::Workers;
+    rules.unused("launch.engine", why.to_owned(), elsewhere);
+    if let Err(why) = plan.engine_roles() {
+        let why = format!("has no effect: {why}; remove it");
+        rules.unused("launch.engine", why, false);
+    }
 }
 
 /// Settings without which the engine of `on` cannot work.
@@ -347,9 +362,39 @@ mod tests {
             ("[launch.autoscale]", "min and max"),
             ("[launch.owner]\ncount = 2", "one owner"),
             ("[launch.gpu]", "gpu"),
+            ("[launch.engine]", "add it, or"),
         ] {
             let why = parse(&format!("[launch]\n{text}\n")).unwrap_err();
             assert!(why.contains(word), "{text}: {why}");
         }
+        parse("[launch]\n[launch.rollout]\n[launch.engine]\ncount = 2\n").unwrap();
+    }
+
+    #[test]
+    fn only_embedded_engines_can_be_roles() {
+        let mut plan = parse("").unwrap();
+        plan.engine_roles().unwrap();
+        plan.engine.kind = crate::EngineType::Vllm;
+        let why = plan.engine_roles().unwrap_err().to_string();
+        assert!(why.contains("\"vllm\" has engines of its own"), "{why}");
+    }
+
+    #[test]
+    fn workers_are_refused_with_the_reason() {
+        for (more, word) in [
+            ("cross_policy = { share = 0.5 }", "the newest weights only"),
+            ("[engine]\ntype = \"openai\"\nurl = \"http://a\"", "nor takes new ones"),
+        ] {
+            let why = parse(&format!("[rollout]\nplace = \"workers\"\n{more}\n")).unwrap_err();
+            assert!(why.contains(word), "{more}: {why}");
+        }
+        let mut plan = parse("[rollout]\nplace = \"workers\"\n").unwrap();
+        assert!(plan.on_workers(false));
+        plan.rollout.place = RolloutPlace::Auto;
+        assert!(plan.on_workers(true) && !plan.on_workers(false));
+        plan.engine.kind = crate::EngineType::Tinker;
+        assert!(plan.on_workers(true));
+        plan.engine.adapters = true;
+        assert!(!plan.on_workers(true));
     }
 }

@@ -100,8 +100,8 @@ pub use model::{CriticPlan, ModelSection, ScoringModel, TemplateOptions};
 pub use references::{CHAIN_FILE, RUN};
 pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTable, RewardTerm};
 pub use rollout::{
-    AdmissionSection, Changed, CrossPolicySection, Order, ResumeEpisodes, RolloutPlace,
-    RolloutPlan, ThinkingHistory,
+    AdmissionSection, Changed, CrossPolicySection, NoEngineRoles, Order, ResumeEpisodes,
+    RolloutPlace, RolloutPlan, ThinkingHistory,
 };
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, SandboxPlan};
 pub use schema::{json_schema, markdown};

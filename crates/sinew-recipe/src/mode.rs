@@ -71,8 +71,9 @@ fn overlaps(plan: &RunPlan, rules: &mut Rules) {
         rules.custom("train.mode", &mode, why.into(), holds);
     };
     needs(
-        "needs episodes that the run samples itself or on workers (rollout.place), and [data] gives others: remove \
-         [data], or use mode = \"sync\"",
+        "has nothing to overlap: others make the episodes of [data], and go on while the run trains with mode = \
+         \"sync\", too. Use \"sync\"; or remove [data], and let workers run the episodes with this run's weights and \
+         bounds (rollout.place = \"workers\")",
         plan.data.is_none(),
     );
     needs(

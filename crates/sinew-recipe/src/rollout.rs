@@ -37,7 +37,8 @@ choice! {
         Auto = "auto",
         /// The process of the run.
         Here = "here",
-        /// Workers: a run without `--control` is refused.
+        /// Workers: a run without `--control` is refused. Agents of `harness.type = "live"` open their
+        /// rollouts there, at the `--serve` of each worker.
         Workers = "workers",
     }
 }
@@ -283,19 +284,33 @@ fn place(plan: &RunPlan, rules: &mut Rules) {
         let holds = r.place != RolloutPlace::Workers || holds;
         rules.custom("rollout.place", &name, why.into(), holds);
     };
+    let live = plan.harness.live().is_some();
+    let late = plan.reward.as_ref().and_then(|reward| reward.late());
     needs(
-        "needs episodes that the run begins, and with harness.type = \"live\" agents open them at the gateway of \
-         the run; remove it",
-        plan.harness.live().is_none(),
+        "cannot be combined with harness.type = \"live\" and [reward.late]: rewards from outside name rollouts at \
+         the gateway of the run; remove one of them",
+        !live || late.is_none(),
+    );
+    let launched = plan.launch.as_ref().is_some_and(|l| l.rollout.is_some());
+    needs(
+        "cannot be combined with harness.type = \"live\" and [launch.rollout]: agents must know the address of each \
+         worker, so start workers with --serve ADDR; remove one of them",
+        !live || !launched,
     );
     needs(
-        "cannot be combined with rollout.cross_policy, whose two policies are engines of one process: remove one \
-         of them",
+        "cannot be combined with rollout.cross_policy: a worker that joins late has the newest weights only, and \
+         not those of the older policy; remove one of them",
         r.cross_policy.is_none(),
     );
     needs(
-        "needs engine.type = \"embedded\", \"vllm\" or \"sglang\", whose weights workers can follow",
-        plan.follows_elsewhere(),
+        "needs engine.type = \"embedded\", \"vllm\", \"sglang\" or \"tinker\", whose weights workers can follow: a \
+         server of \"openai\" says neither which weights it has nor takes new ones",
+        plan.engine.kind != EngineType::Openai,
+    );
+    needs(
+        "cannot be combined with engine.adapters: a server removes an adapter that the run replaced, and does not \
+         know that a worker still samples with it; remove one of them",
+        !plan.engine.adapters,
     );
     rules.seconds("rollout.ticket_lease_s", r.ticket_lease_s);
     let elsewhere = r.place != RolloutPlace::Here;
@@ -305,14 +320,42 @@ fn place(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
+/// Reasons for which roles cannot be the engines of a run's workers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoEngineRoles {
+    /// The run has other engines, of this type.
+    #[error("engine.type = {0:?} has engines of its own: roles are engines of type \"embedded\"")]
+    Kind(&'static str),
+    /// Its tokens are drawn from masks.
+    #[error(
+        "rollout.format: training needs the masks of its tokens, which stay in the process of an engine"
+    )]
+    Format,
+}
+
 impl RunPlan {
     /// Whether engines of other processes can follow the weights of the run.
     fn follows_elsewhere(&self) -> bool {
-        let kinds = [EngineType::Embedded, EngineType::Vllm, EngineType::Sglang];
-        kinds.contains(&self.engine.kind)
+        self.engine.kind != EngineType::Openai && !self.engine.adapters
     }
 
-    /// Whether workers run the episodes of a run; `controlled`: it has an address for them.
+    /// Whether roles can be the engines of the run's workers.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn engine_roles(&self) -> Result<(), NoEngineRoles> {
+        let kind = self.engine.kind;
+        if kind != EngineType::Embedded {
+            return Err(NoEngineRoles::Kind(kind.name()));
+        }
+        if self.rollout.format.is_some() {
+            return Err(NoEngineRoles::Format);
+        }
+        Ok(())
+    }
+
+    /// Whether workers run the episodes of a run, or serve its agents; `controlled`: it has an address for
+    /// them. Agents that run already know where the run is, so that only `"workers"` moves them.
     pub fn on_workers(&self, controlled: bool) -> bool {
         let possible = self.harness.live().is_none()
             && self.rollout.cross_policy.is_none()

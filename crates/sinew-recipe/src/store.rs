@@ -3,6 +3,7 @@
 use crate::RunPlan;
 use crate::rule::Rules;
 use crate::section::{choice, section};
+use sinew_types::holds_password;
 
 choice! {
     /// The place of traces.
@@ -45,11 +46,13 @@ impl StoreKind {
     }
 }
 
-/// Whether an address contains a password, which a recipe must not: its copies are shown.
-pub(crate) fn holds_password(url: &str) -> bool {
-    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-    let user = rest.rsplit_once('@').map(|(user, _)| user);
-    user.is_some_and(|user| user.contains(':')) || rest.contains("password=")
+/// An address in a message, without its password.
+pub(crate) fn shown(url: &str) -> String {
+    if holds_password(url) {
+        "an address with a password".into()
+    } else {
+        format!("{url:?}")
+    }
 }
 
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
@@ -91,9 +94,16 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         (1..=48).contains(&name.len()) && name.chars().all(fits),
     );
     let place = store.payloads.as_deref().unwrap_or("file:///");
+    rules.custom(
+        "store.payloads",
+        "an address with keys",
+        "copies of a recipe are shown: keys of S3 are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            .into(),
+        place.starts_with("file://") || !holds_password(place),
+    );
     rules.allowed(
         "store.payloads",
-        format!("{place:?}"),
+        shown(place),
         "s3://BUCKET/PREFIX or file:///FOLDER",
         place.starts_with("file:///") || place.len() > 5 && place.starts_with("s3://"),
     );

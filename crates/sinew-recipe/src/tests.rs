@@ -770,6 +770,11 @@ fn a_mode_is_refused_where_it_cannot_hold() {
             "[rollout.cross_policy]\nshare = 0.5",
             "rollout.cross_policy",
         ),
+        (
+            "mode = \"async\"",
+            "[data]\ntype = \"queue\"\nqueue = \"http://q\"",
+            "has nothing to overlap",
+        ),
     ] {
         let e = overlapped(train, more).unwrap_err();
         assert!(e.contains(part), "{part}: {e}");

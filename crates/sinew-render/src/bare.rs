@@ -5,8 +5,11 @@
 
 use crate::chat::{ChatConfig, ChatRenderer};
 use crate::error::RenderError;
+use crate::format::TurnEnds;
+use crate::template::ChatTemplate;
 use crate::tokenizer::{GgufVocab, Tokenizer};
 use serde_json::{Map, Value};
+use sinew_types::{Message, Role};
 
 /// `tokenizer.ggml.token_type` of normal tokens.
 const NORMAL: i32 = 1;
@@ -19,6 +22,9 @@ const TEXT: i32 = 4;
 /// them.
 const BOS: &str = "<s>";
 const EOS: &str = "</s>";
+
+/// A text that no template writes by itself.
+const ANSWER: &str = "sinewanswer";
 
 /// Control tokens without the form of one.
 const IRREGULAR: [&str; 14] = [
@@ -111,6 +117,21 @@ fn find(
     }
 }
 
+/// The mark that a template writes after the last answer, such as `<|END_OF_TURN_TOKEN|>` or `</assistant>`:
+/// a model ends its turns by it. `None` if there is none, as in templates of GLM.
+fn end_mark(source: &str, options: &Map<String, Value>) -> Option<String> {
+    let template = ChatTemplate::new(source, BOS, EOS, options.clone()).ok()?;
+    let answer = Message::new(Role::Assistant, ANSWER);
+    let messages = [Message::new(Role::User, "x"), answer];
+    let text = template.render(&messages, &[], false).ok()?;
+    let (_, end) = text.trim_end().rsplit_once(ANSWER)?;
+    let mark = &end[end.rfind('<')?..];
+    let whole = mark.ends_with('>') && !mark.contains(char::is_whitespace);
+    // A mark that only closes a turn in the history ends no generation.
+    let ends = !TurnEnds::of_template(source).closes.contains(&mark);
+    (whole && ends).then(|| mark.to_owned())
+}
+
 impl ChatRenderer {
     /// A renderer for a template without its model. `options` are variables of the template.
     ///
@@ -128,8 +149,9 @@ impl ChatRenderer {
         for control in control_tokens(source) {
             add(&control, CONTROL);
         }
+        let end = end_mark(source, &options).unwrap_or_else(|| EOS.to_owned());
         add(BOS, CONTROL);
-        add(EOS, CONTROL);
+        add(&end, CONTROL);
         MARKS.iter().for_each(|mark| add(mark, TEXT));
         let vocab = GgufVocab {
             model: "gpt2".into(),
@@ -141,7 +163,7 @@ impl ChatRenderer {
         let config = ChatConfig {
             template: source.to_owned(),
             bos_token: BOS.into(),
-            eos_token: EOS.into(),
+            eos_token: end,
             options,
             ..ChatConfig::default()
         };
@@ -153,7 +175,6 @@ impl ChatRenderer {
 mod tests {
     use super::*;
     use crate::Renderer;
-    use sinew_types::{Message, Role};
 
     #[test]
     fn control_tokens_of_all_forms_are_found() {
@@ -182,6 +203,19 @@ mod tests {
         let text = renderer.decode_with_special(&ids.unwrap());
         assert_eq!(text, "<|turn>user\né<turn|>\n<|turn>model\n");
         let stops = renderer.decode_with_special(renderer.stop_ids());
-        assert_eq!(stops, "<turn|></s>");
+        assert_eq!(stops, "<turn|>");
+    }
+
+    #[test]
+    fn the_end_of_turns_is_read_from_the_template() {
+        let words = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}\
+                     {% if add_generation_prompt %}<assistant>{% endif %}";
+        let two = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|text_end|><|turn_end|>\
+                   {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+        for (source, expected) in [(words, "</assistant>"), (two, "<|text_end|><|turn_end|>")] {
+            let renderer = ChatRenderer::of_template(source, Map::new()).unwrap();
+            let stops = renderer.decode_with_special(renderer.stop_ids());
+            assert_eq!(stops, expected);
+        }
     }
 }

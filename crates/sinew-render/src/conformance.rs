@@ -458,15 +458,21 @@ pub(crate) fn explain(
         .map_or(trajectory.messages.len(), |n| join.at + 1 + n);
     for rewrite in [Rewrite::Tools, Rewrite::System] {
         let mut changed = trajectory.clone();
-        match rewrite {
-            Rewrite::Tools => changed.tools.clear(),
-            _ => changed.messages.retain(|m| m.role != Role::System),
+        let stays = |m: &Message| rewrite == Rewrite::Tools || m.role != Role::System;
+        changed.messages.retain(stays);
+        if rewrite == Rewrite::Tools {
+            changed.tools.clear();
         }
-        let dropped = trajectory.messages.len() - changed.messages.len();
         if changed == *trajectory {
             continue;
         }
-        let Ok(other) = Join::make(renderer, &changed, join.at - dropped, next - dropped) else {
+        let place = |end: usize| {
+            trajectory.messages[..end]
+                .iter()
+                .filter(|m| stays(m))
+                .count()
+        };
+        let Ok(other) = Join::make(renderer, &changed, place(join.at), place(next)) else {
             continue;
         };
         // The appended ids are those of the template in both cases.

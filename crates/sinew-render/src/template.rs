@@ -17,9 +17,13 @@ use serde_json::{Map, json};
 use sinew_types::{Message, Role, ToolSpec};
 use std::fmt::Write as _;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Maximum operations to render a conversation. Templates are untrusted.
 const FUEL: u64 = 20_000_000;
+/// The error of a template that the engine cannot render.
+const ENGINE_FAILS: &str = "the template engine fails on these messages, for instance because the template \
+     reverses an empty list or text";
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -36,6 +40,8 @@ pub struct ChatTemplate {
     style: MessageStyle,
     /// Field of reasoning in messages.
     reasoning: &'static str,
+    /// The template may call `strftime_now`, which has no date.
+    undated: bool,
 }
 
 /// Form of messages with calls that a template expects.
@@ -73,7 +79,7 @@ impl ChatTemplate {
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build()
-            .map_err(|e| failed(&e))?;
+            .map_err(|e| failed(&e, false))?;
         environment.set_syntax(syntax);
         environment.set_fuel(Some(FUEL));
         environment
@@ -96,7 +102,8 @@ impl ChatTemplate {
         }
         environment
             .add_template_owned("chat", without_generation_tags(source))
-            .map_err(|e| failed(&e))?;
+            .map_err(|e| failed(&e, false))?;
+        let undated = has_word(source, NOW) && !options.contains_key(DATE);
         Ok(Self {
             environment,
             bos_token: bos_token.to_owned(),
@@ -104,6 +111,7 @@ impl ChatTemplate {
             options,
             style: MessageStyle::default(),
             reasoning: reasoning_field(source),
+            undated,
         })
     }
 
@@ -140,10 +148,14 @@ impl ChatTemplate {
             eos_token => self.eos_token.as_str(),
             ..Value::from(Serde(&self.options))
         };
-        self.environment
-            .get_template("chat")
-            .and_then(|template| template.render(variables))
-            .map_err(|e| failed(&e))
+        // A template is untrusted, and a slice backwards over an empty list or text panics in the engine.
+        let rendered = catch_unwind(AssertUnwindSafe(|| {
+            let template = self.environment.get_template("chat")?;
+            template.render(variables)
+        }));
+        let failure = || Error::new(ErrorKind::InvalidOperation, ENGINE_FAILS);
+        let rendered = rendered.unwrap_or_else(|_| Err(failure()));
+        rendered.map_err(|e| failed(&e, self.undated))
     }
 }
 
@@ -255,13 +267,18 @@ pub(crate) fn with_options(source: &str, options: &Map<String, serde_json::Value
     out + source
 }
 
-/// Error with the line of the template.
-fn failed(error: &Error) -> RenderError {
+/// Error with the line of the template. `undated`: the template may call the clock, which has no date.
+fn failed(error: &Error, undated: bool) -> RenderError {
     let mut message = match error.detail() {
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     };
-    if error.kind() == ErrorKind::UnknownFunction && message.contains(NOW) {
+    // In a macro the clock is a variable that is not defined.
+    let clock = match error.kind() {
+        ErrorKind::UnknownFunction => message.contains(NOW),
+        _ => undated && message.ends_with("undefined is not callable"),
+    };
+    if clock {
         message += &format!(
             "; the chat template asks for the date of today, which is fixed for a run: set {NEEDS_DATE}"
         );
@@ -678,8 +695,11 @@ mod tests {
         options.insert("date".into(), json!("2026-01-31T08:30:00"));
         let text = dated(options.clone()).render(&[], &[], true).unwrap();
         assert!(text.contains("08:30"), "{text}");
-        let error = template(source).render(&[], &[], true).unwrap_err();
-        assert!(error.to_string().contains(NEEDS_DATE), "{error}");
+        let in_macro = format!("{{% macro day() %}}{source}{{% endmacro %}}{{{{ day() }}}}");
+        for source in [source, in_macro.as_str()] {
+            let error = template(source).render(&[], &[], true).unwrap_err();
+            assert!(error.to_string().contains(NEEDS_DATE), "{error}");
+        }
         let wrong = ChatTemplate::new("{{ strftime_now('%Q') }}", "", "", options.clone()).unwrap();
         assert!(wrong.render(&[], &[], true).is_err());
         options.insert("date".into(), json!("today"));
@@ -707,6 +727,19 @@ mod tests {
         let source = "{% if tools is iterable and tools | length > 0 %}x{% endif %}\
                       {% if 'a' is iterable and messages is iterable %}y{% endif %}";
         assert_eq!(template(source).render(&[], &[], false).unwrap(), "y");
+    }
+
+    #[test]
+    fn a_failure_of_the_engine_is_an_error() {
+        for source in [
+            "{{ messages[0].content[::-1] }}",
+            "{{ messages[1:][::-1] | list }}",
+        ] {
+            let error = template(source).render(&user(""), &[], false).unwrap_err();
+            assert!(error.to_string().contains(ENGINE_FAILS), "{error}");
+        }
+        let text = template("{{ messages[0].content[::-1] }}").render(&user("ab"), &[], false);
+        assert_eq!(text.unwrap(), "ba");
     }
 
     #[test]

@@ -491,4 +491,22 @@ mod tests {
         assert_eq!(plain.verdict, Verdict::Broken);
         assert!(plain.difference.is_some() && plain.reason.is_some());
     }
+
+    /// The template reads messages backwards, and shows those of the system at the end.
+    #[test]
+    fn a_moved_system_message_is_found_with_another_one_behind_it() {
+        let source = "{% for m in messages[::-1] %}{% endfor %}{% for m in messages %}\
+            {% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}\
+            {% if loop.last and m.role == 'user' %}{% for s in messages if s.role == 'system' %}\
+            <|im_start|>system\n{{ s.content }}<|im_end|>\n{% endfor %}{% endif %}{% endfor %}\
+            {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+        let renderer = ChatRenderer::of_template(source, Map::new()).unwrap();
+        let reports = check_template(&renderer);
+        let plain = named(&reports, "several questions");
+        assert_eq!(plain.verdict, Verdict::Realigned, "{plain:?}");
+        // The first question is before the second system message.
+        for name in ["several questions", "system message in the middle"] {
+            assert_eq!(named(&reports, name).rewrites, [Rewrite::System], "{name}");
+        }
+    }
 }

@@ -269,15 +269,7 @@ fn exited(result: &ExecResult) -> Run {
     }
 }
 
-impl std::fmt::Debug for UnitTests {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UnitTests")
-            .field("kind", &self.kind)
-            .field("column", &self.column)
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(UnitTests, kind, column, timeout);
 
 impl Reward for UnitTests {
     fn name(&self) -> &str {

@@ -136,10 +136,7 @@ mod tests {
         let task = Task {
             id: TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: serde_json::Value::Null,
-            seed: 0,
+            ..Task::default()
         };
         RewardSample::new(task, output)
     }

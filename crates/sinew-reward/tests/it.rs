@@ -19,10 +19,9 @@ fn sample(output: &str, data: Value) -> RewardSample {
     let task = Task {
         id: TaskId::new("own/train/0"),
         kind: "own".into(),
-        preamble: Vec::new(),
         prompt: "q".into(),
         data,
-        seed: 0,
+        ..Task::default()
     };
     RewardSample::new(task, output)
 }

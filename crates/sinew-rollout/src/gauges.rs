@@ -419,10 +419,7 @@ mod tests {
             task: sinew_types::Task {
                 id: sinew_types::TaskId::new("t"),
                 kind: "k".into(),
-                preamble: Vec::new(),
-                prompt: String::new(),
-                data: serde_json::Value::Null,
-                seed: 0,
+                ..sinew_types::Task::default()
             },
             draw: 1,
             purpose: "train".into(),

@@ -210,10 +210,7 @@ fn spec(seed: u64) -> EpisodeSpec {
         task: Task {
             id: TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: serde_json::Value::Null,
-            seed: 0,
+            ..Task::default()
         },
         draw: 1,
         purpose: "train".into(),

@@ -27,6 +27,7 @@ mod driver;
 mod episode;
 mod gauges;
 mod harness;
+mod hops;
 mod in_flight;
 #[cfg(test)]
 mod in_flight_tests;
@@ -58,6 +59,7 @@ pub use harness::{
     ProgramConfig, ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness,
     grade_answer,
 };
+pub use hops::{Hop, Hops};
 pub use in_flight::{InFlight, ResumedCounts, SavedEpisode};
 pub use outlook::{LengthEvidence, Outlook, OutlookCore, Rank, TurnOrder};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};

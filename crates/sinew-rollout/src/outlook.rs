@@ -307,10 +307,7 @@ mod tests {
             task: Task {
                 id: TaskId::new(task),
                 kind: "k".into(),
-                preamble: Vec::new(),
-                prompt: String::new(),
-                data: serde_json::Value::Null,
-                seed: 0,
+                ..Task::default()
             },
             draw: 0,
             purpose: "train".into(),

@@ -60,14 +60,11 @@ pub struct EpisodeParts {
     pub run: Arc<RunInfo>,
 }
 
-impl std::fmt::Debug for EpisodeParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EpisodeParts")
-            .field("env", &self.envs.name())
-            .field("harness", &self.harness.name())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    EpisodeParts as this,
+    env = this.envs.name(),
+    harness = this.harness.name()
+);
 
 /// Sampling and limits of an episode.
 #[derive(Clone, Debug, PartialEq)]

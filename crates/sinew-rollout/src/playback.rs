@@ -73,14 +73,11 @@ pub struct Playback {
     state: Mutex<State>,
 }
 
-impl std::fmt::Debug for Playback {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Playback")
-            .field("turns", &self.turns.len())
-            .field("live", &self.live.is_some())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    Playback as this,
+    turns = this.turns.len(),
+    live = this.live.is_some()
+);
 
 impl Playback {
     /// Creates the engine from the trace of an episode.

@@ -70,10 +70,9 @@ mod tests {
         Task {
             id: TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
             prompt: "ab".into(),
             data: json!({"answer": 1}),
-            seed: 0,
+            ..Task::default()
         }
     }
 

@@ -1,6 +1,7 @@
 //! The folder of a run as it was before a step, as a copy: for a session that does steps again and leaves the
 //! run unchanged.
 
+use crate::run_dir::STORE_ID;
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,9 +12,11 @@ const CHECKPOINTS: &str = "checkpoints";
 const STEP: &str = "step-";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "LATEST";
-/// Files that a resumed run does not need: the lock, and output for users.
-const LEFT_OUT: [&str; 7] = [
+/// Files that a resumed run does not need: the lock, and output for users; and the name of a store in a
+/// database, which only the run itself may use.
+const LEFT_OUT: [&str; 8] = [
     "lock",
+    STORE_ID,
     "report.html",
     "end.json",
     "live.json",
@@ -110,6 +113,7 @@ mod tests {
         };
         file("recipe.toml");
         file("lock");
+        file("store.id");
         file("store/segments/0");
         for step in ["00000004", "00000004.1", "00000010", "00000020"] {
             file(&format!("checkpoints/step-{step}/model"));
@@ -122,7 +126,7 @@ mod tests {
             has("checkpoints/step-00000004.1/model"),
             "the newest of step 4"
         );
-        assert!(!has("lock") && !has("checkpoints/step-00000010"));
+        assert!(!has("lock") && !has("store.id") && !has("checkpoints/step-00000010"));
         let latest = std::fs::read_to_string(to.path().join("checkpoints/LATEST")).unwrap();
         assert_eq!(latest, "step-00000004.1\n");
         let kept = checkpoint_of(run.path(), 20).unwrap();

@@ -25,7 +25,7 @@ pub use place::wrong_folder;
 pub use propose::{Proposal, ProposeError, answers_of, propose};
 pub use run_dir::{
     COLLECTION, EVALUATION, Resume, RunDir, RunDirError, RunEnd, holds_run, in_use, is_collection,
-    process_of, recipe, store_path, summary, write_atomic,
+    keeps_episodes, process_of, recipe, store_id_path, store_path, summary, write_atomic,
 };
 pub use sizes::{RecipeMeasures, Sizes, parameters_in_name, sizes};
 pub use token_signals::{TokenSignal, TokenSignals, token_signals};

@@ -10,6 +10,7 @@
 //! | `evals.jsonl` | a record for each held-out measurement |
 //! | `checkpoints/` | weights, optimizer and state, the newest few |
 //! | `store/` | episodes |
+//! | `store.id` | random name of the store in a database that has the episodes instead |
 //! | `tokenizer/` | tokenizer and chat template of its model, so that the folder can be read anywhere |
 //! | `report.html` | the report |
 //! | `end.json` | how the last process ended |
@@ -326,7 +327,7 @@ impl RunDir {
         self.path.join("checkpoints")
     }
 
-    /// Folder of the store; empty with `store.type = "memory"`.
+    /// Folder of the store; there is none with another `store.type` than `"disk"`.
     pub fn store(&self) -> PathBuf {
         store_path(&self.path)
     }
@@ -334,6 +335,8 @@ impl RunDir {
 
 /// File with the end of a run's last process.
 const END: &str = "end.json";
+/// File with the name of a store in a database.
+pub(crate) const STORE_ID: &str = "store.id";
 
 /// Returns the state of a run's process, and the reason for its end that the process wrote.
 pub fn process_of(run_dir: &Path) -> (Process, Option<String>) {
@@ -390,6 +393,16 @@ pub fn is_collection(run_dir: &Path, recipe: &RunPlan) -> bool {
 /// Folder of the episodes in a run folder.
 pub fn store_path(run_dir: &Path) -> PathBuf {
     run_dir.join("store")
+}
+
+/// File with the random name of a run's store in a database; it is there once the run began to use that.
+pub fn store_id_path(run_dir: &Path) -> PathBuf {
+    run_dir.join(STORE_ID)
+}
+
+/// Whether the episodes of a run are kept, in its folder or in a database.
+pub fn keeps_episodes(run_dir: &Path) -> bool {
+    store_path(run_dir).is_dir() || store_id_path(run_dir).is_file()
 }
 
 /// Writes a file so that a reader sees the old or the new content, never a part.

@@ -258,16 +258,9 @@ mod tests {
             tokens: path.iter().map(|t| t.id).collect(),
             weights: path.iter().map(weight).collect(),
             advantages: vec![advantage; path.len()],
-            temperatures: Vec::new(),
             behaviour_logprobs: path.iter().map(|t| t.logprob.unwrap_or(0.0)).collect(),
-            ref_logprobs: None,
-            prox_logprobs: None,
-            values: None,
-            returns: None,
-            teacher_top: None,
-            masks: None,
-            routes: Vec::new(),
             oldest_version: PolicyVersion(3),
+            ..TrainRow::default()
         };
         (row, Some(path.iter().map(doubled).collect()))
     }

@@ -61,6 +61,14 @@ impl SandboxProvider for NullProvider {
     }
 }
 
+/// Variables of this process with passwords and keys of its stores.
+const SECRETS: [&str; 4] = [
+    "PGPASSWORD",
+    "REDISCLI_AUTH",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+];
+
 fn io(operation: &str, e: &std::io::Error) -> SandboxError {
     SandboxError::Io {
         operation: operation.into(),
@@ -77,7 +85,11 @@ impl Sandbox for NullSandbox {
                 Program::Shell(script) => vec!["sh".into(), "-c".into(), script],
             };
             let started = Instant::now();
-            let mut child = tokio::process::Command::new(&argv[0])
+            let mut command = tokio::process::Command::new(&argv[0]);
+            for name in SECRETS {
+                command.env_remove(name);
+            }
+            let mut child = command
                 .args(&argv[1..])
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())

@@ -166,7 +166,8 @@ impl ObservedRun {
         // Tools that take no time are not waited for: what looks so is the runner's work between passes.
         let calls = recorded.call_s.iter().sum::<f64>() / recorded.call_s.len().max(1) as f64;
         let busy = |s: &Step| {
-            if calls < INSTANT_S {
+            // On workers the engine waits for tickets and weights, too.
+            if calls < INSTANT_S && recorded.hops().is_none() {
                 s.waits.engine_busy_s + s.waits.engine_tools_s
             } else {
                 s.waits.engine_busy_s
@@ -178,15 +179,43 @@ impl ObservedRun {
         plan.run.updates = steps.len().max(2) as u64;
         plan.rollout.no_signal = recorded.no_signal();
         recorded.fill(&mut plan, "")?;
+        if recorded.hops().is_some() {
+            on_workers(&recipe, &mut plan);
+        }
         let e = &mut plan.episode;
         e.task_share = 0.0;
         Ok(Self {
             name,
-            plan,
             step_s: (last.wall_s - first.wall_s - saved) / intervals,
-            busy_s: busy / intervals,
+            // Records have the mean of the workers' engines.
+            busy_s: busy / intervals * plan.engines.count as f64,
+            plan,
             recorded,
         })
+    }
+
+    /// The plan of the run: its sizes, lengths, latencies and hops.
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Mean seconds of rollouts, training, publication and checkpoints of a step, as they were recorded. They
+    /// overlap where training does.
+    pub fn parts_s(&self) -> [(&'static str, f64); 4] {
+        let steps = &self.recorded.steps;
+        let count = steps.len().max(1) as f64;
+        let mean = |of: fn(&Step) -> f64| steps.iter().map(of).sum::<f64>() / count;
+        [
+            ("rollouts", mean(|s| s.rollout_s)),
+            ("training", mean(|s| s.train_s)),
+            ("publication", mean(|s| s.publish_s)),
+            ("checkpoints", mean(|s| s.checkpoint_s)),
+        ]
+    }
+
+    /// Whether workers ran its episodes.
+    pub(crate) fn has_hops(&self) -> bool {
+        self.recorded.hops().is_some()
     }
 
     /// Generation and training run at once.
@@ -367,6 +396,29 @@ fn plan_of(recipe: &toml::Table) -> Plan {
     plan.weights.keep_kv = false;
     plan.store.commit_s = 0.0;
     plan
+}
+
+/// Episodes of a worker at once, at most, unless its command says otherwise.
+pub const WORKER_SLOTS: usize = 32;
+
+/// The sizes of a run whose episodes workers ran: engines, and places for episodes.
+fn on_workers(recipe: &toml::Table, plan: &mut Plan) {
+    let launch = recipe.get("launch").and_then(|l| l.get("rollout"));
+    let count = launch.map(|r| r.get("count").and_then(toml::Value::as_integer));
+    // A table without a count has one; without a table the number of workers is not known.
+    let Some(count) = count else {
+        return;
+    };
+    let number = |n: Option<i64>| n.map_or(1, |n| usize::try_from(n).unwrap_or(1)).max(1);
+    let count = number(count);
+    // Engines of the registry, where the recipe has them, else one of each worker.
+    let engines = recipe.get("launch").and_then(|l| l.get("engine"));
+    let engines = engines.map(|e| e.get("count").and_then(toml::Value::as_integer));
+    plan.engines.count = engines.map_or(count, number);
+    let slots = plan.rollout.in_flight.min(WORKER_SLOTS);
+    plan.rollout.in_flight = plan.rollout.in_flight.min(count * slots);
+    plan.tools.sandboxes = plan.rollout.in_flight;
+    plan.tools.starting = plan.rollout.in_flight;
 }
 
 #[cfg(test)]

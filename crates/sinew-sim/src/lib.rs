@@ -12,6 +12,8 @@
 //! | `advise` | what to buy next, by simulating it |
 //! | `record` | distributions of a recorded run |
 //! | `calibrate` | how far predictions are from recorded runs |
+//! | [`Calibration`] | measured times as a file, in the place of a plan's |
+//! | `scaled` | counts that follow the work, next to fixed ones |
 //! | [`GpuPlan`] | memory of a trainer and an engine on GPUs, and the way out where it is too little |
 //! | `published` | set-ups of papers, with their figures and ours |
 //!
@@ -21,6 +23,7 @@
 mod advise;
 mod agenda;
 mod calibrate;
+mod calibration;
 mod check;
 mod dist;
 mod engine;
@@ -29,11 +32,13 @@ mod measure;
 mod plan;
 mod published;
 mod report;
+mod scaled;
 mod search;
 mod world;
 
 pub use advise::advise;
-pub use calibrate::{Costs, ObservedRun, Prediction, Updates, calibrate, median};
+pub use calibrate::{Costs, ObservedRun, Prediction, Updates, WORKER_SLOTS, calibrate, median};
+pub use calibration::{Calibration, EngineTimes, Lengths, ToolTimes, TrainerTimes, WeightsTimes};
 pub use check::{Bug, Violation};
 pub use dist::{Dist, Form, Lognormal, MAX_VALUES, Pareto};
 pub use gpu::{
@@ -41,16 +46,18 @@ pub use gpu::{
     KeyNames, PlanRow, TrainerBytes, TrainerSetup,
 };
 pub use measure::{
-    Cost, Gauge, Percentiles, Report, RoleUse, Tail, Throughput, Utilization, Variant, Work,
+    Cost, Gauge, Percentiles, Report, RoleScaling, RoleUse, Tail, Throughput, Utilization, Variant,
+    Work,
 };
 pub use plan::record::RecordedRun;
 pub use plan::{
-    Engines, Episode, Fault, FaultKind, Link, Memory, Mode, Model, PRESETS, Plan, PlanError,
-    Preemption, Prices, Role, RoleKind, Rollout, Run, Scoring, Store, Tools, Trainer, Weights,
-    preset,
+    Autoscale, Burst, Engines, Episode, Fault, FaultKind, HopTimes, Link, Memory, Mode, Model,
+    PRESETS, Plan, PlanError, Preemption, PriceStep, Prices, Role, RoleKind, Rollout, Run, Scoring,
+    Store, Tools, Trainer, Weights, preset,
 };
 pub use published::{Claim, SimulatedClaim, claims};
-pub use report::{svg, text};
+pub use report::{bottleneck, svg, table, text};
+pub use scaled::{SizedRun, compare_sizes};
 pub use search::{Failure, find, random_plan, replay, shrink};
 
 use std::sync::Arc;

@@ -301,18 +301,7 @@ fn cost(plan: &Plan, throughput: &Throughput, window_s: f64) -> Cost {
     };
     // Prices of kinds that roles have are 0: such a plan is refused otherwise.
     let per_hour = roles + engines + trainer + plan.tools.sandboxes as f64 * p.sandbox_hour;
-    let over = |rate: f64| if rate > 0.0 { per_hour / rate } else { 0.0 };
-    Cost {
-        per_hour,
-        total: per_hour * window_s / 3600.0,
-        trained_tokens_per_unit: if per_hour > 0.0 {
-            throughput.trained_tokens_per_s * 3600.0 / per_hour
-        } else {
-            0.0
-        },
-        per_update: over(throughput.updates_per_h),
-        per_million_trained_tokens: over(throughput.trained_tokens_per_s * 3600.0) * 1e6,
-    }
+    throughput.cost(per_hour, window_s)
 }
 
 /// Shares of the time, 0 to 1.
@@ -345,6 +334,24 @@ pub struct Throughput {
     pub trained_per_s: f64,
     /// Optimizer updates an hour.
     pub updates_per_h: f64,
+}
+
+impl Throughput {
+    /// Costs at a rent of all machines for an hour.
+    pub(crate) fn cost(&self, per_hour: f64, window_s: f64) -> Cost {
+        let over = |rate: f64| if rate > 0.0 { per_hour / rate } else { 0.0 };
+        Cost {
+            per_hour,
+            total: per_hour * window_s / 3600.0,
+            trained_tokens_per_unit: if per_hour > 0.0 {
+                self.trained_tokens_per_s * 3600.0 / per_hour
+            } else {
+                0.0
+            },
+            per_update: over(self.updates_per_h),
+            per_million_trained_tokens: over(self.trained_tokens_per_s * 3600.0) * 1e6,
+        }
+    }
 }
 
 /// Costs in the currency of the prices.
@@ -414,8 +421,25 @@ pub struct RoleUse {
     pub up: f64,
     /// Losses of its units.
     pub losses: u64,
-    /// Rent of all its units for an hour.
+    /// Rent of all its units for an hour; the mean where prices or counts change.
     pub per_hour: f64,
+    /// Its counts, where they follow its work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<RoleScaling>,
+}
+
+/// Counts of a role that follow its work, over a simulation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RoleScaling {
+    /// Mean number of units that cost something.
+    pub mean: f64,
+    /// Least and most units that were wanted, and those at the end.
+    pub least: usize,
+    pub most: usize,
+    pub last: usize,
+    /// Changes of the wanted number, and those of them in the other direction than the one before.
+    pub changes: u64,
+    pub reversals: u64,
 }
 
 /// The plan with one more unit of a resource, compared with the original plan.

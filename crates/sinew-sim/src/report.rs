@@ -100,6 +100,54 @@ pub fn text(report: &Report) -> String {
     out
 }
 
+/// The part of a system that is busy most, and its share of the time.
+pub fn bottleneck(report: &Report) -> (&'static str, f64) {
+    let u = &report.utilization;
+    let parts = [
+        ("engines", u.engines),
+        ("trainer", u.trainer),
+        ("places for episodes", u.sandboxes),
+    ];
+    parts
+        .into_iter()
+        .fold(("engines", 0.0), |a, b| if b.1 > a.1 { b } else { a })
+}
+
+/// The figures that a plan is made for, in a table.
+pub fn table(report: &Report) -> String {
+    let (t, s, c) = (&report.throughput, &report.tail.step_s, &report.cost);
+    let (part, share) = bottleneck(report);
+    let or_dash = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
+    let rows = [
+        (
+            "step",
+            format!("{:.2} s, 95 of 100 below {:.2} s", s.mean, s.p95),
+        ),
+        ("updates", format!("{:.1} an hour", t.updates_per_h)),
+        (
+            "throughput",
+            format!(
+                "{:.0} sampled and {:.0} trained tokens/s, {:.2} episodes/s",
+                t.sampled_tokens_per_s, t.trained_tokens_per_s, t.episodes_per_s
+            ),
+        ),
+        (
+            "cost",
+            or_dash(
+                c.per_hour,
+                format!("{:.2} an hour, {:.4} an update", c.per_hour, c.per_update),
+            ),
+        ),
+        (
+            "bottleneck",
+            format!("{part}, {} of the time", percent(share)),
+        ),
+    ];
+    rows.iter()
+        .map(|(name, value)| format!("{name:<11} {value}\n"))
+        .collect()
+}
+
 /// A line for each role, and the work that losses destroyed.
 fn roles(out: &mut String, report: &Report) {
     for (n, role) in report.roles.iter().enumerate() {
@@ -112,6 +160,13 @@ fn roles(out: &mut String, report: &Report) {
             out,
             "{head:<11} {units} x {kind} on {host}: used {used}  up {up}  lost {losses} times  {price:.2} an hour"
         );
+        if let Some(s) = &role.scaling {
+            let _ = writeln!(
+                out,
+                "            {:.1} units on the mean, {} to {}, {} at the end  {} changes, {} of them back",
+                s.mean, s.least, s.most, s.last, s.changes, s.reversals
+            );
+        }
     }
     if report.roles.iter().any(|role| role.losses > 0) {
         let _ = writeln!(out, "lost        {:.0} s of work", report.lost_s);

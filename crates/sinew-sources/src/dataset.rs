@@ -41,7 +41,7 @@ const REJECTED: &str = "rejected";
 const AFTER: &str = "messages after the last turn of the assistant";
 
 /// Source of the given episodes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub enum DatasetConfig {
     /// Rows with `messages`, or `prompt` and `completion`; and `tools`.
     Demonstrations { path: String },
@@ -52,10 +52,12 @@ pub enum DatasetConfig {
 }
 
 /// Episodes of a run, and which of their rewards count.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct StoredEpisodes {
-    /// Folder of the run.
+    /// Folder of the run, for messages.
     pub path: String,
+    /// Store of the run.
+    pub store: StoreReader,
     /// Purpose of the episodes.
     pub purpose: String,
     /// Source of scores that take the place of the rewards; `None`: the rewards that `sinew episodes` lists,
@@ -342,12 +344,8 @@ fn missing(name: &str, columns: &Columns) -> String {
 const WAITS: &str = "waits for its reward";
 
 /// Sets the outcome of a stored episode from its scores, according to `from`.
-fn settled(
-    mut trace: Trace,
-    reader: &StoreReader,
-    from: &StoredEpisodes,
-) -> Result<Trace, StoreError> {
-    let records = reader.scores(&trace.episode)?;
+fn settled(mut trace: Trace, from: &StoredEpisodes) -> Result<Trace, StoreError> {
+    let records = from.store.scores(&trace.episode)?;
     if let Some(source) = &from.scores {
         trace.outcome = rescored(&trace.outcome, &records, source);
     } else if settle(&mut trace, &records, from.late.as_ref()) {
@@ -359,14 +357,7 @@ fn settled(
 /// Episodes of a run, grouped as they were sampled.
 fn stored(from: &StoredEpisodes, context: usize) -> Result<Vec<Vec<Trace>>, PipelineError> {
     let path = from.path.as_str();
-    let folder = Path::new(path).join("store");
-    if !folder.is_dir() {
-        return Err(PipelineError::input(format!(
-            "data.path = {path:?} holds no stored run\n  hint: it is the folder given to `sinew train --run-dir`"
-        )));
-    }
     let unreadable = |e| PipelineError::input(format!("data.path = {path:?}: {e}"));
-    let reader = StoreReader::open(&folder).map_err(unreadable)?;
     let mut filter = Filter {
         purpose: Some(from.purpose.clone()),
         limit: 1000,
@@ -375,14 +366,14 @@ fn stored(from: &StoredEpisodes, context: usize) -> Result<Vec<Vec<Trace>>, Pipe
     let mut groups: BTreeMap<GroupId, Vec<Trace>> = BTreeMap::new();
     let (mut count, mut scored) = (0, 0);
     loop {
-        let page = reader.list(&filter).map_err(unreadable)?;
+        let page = from.store.list(&filter).map_err(unreadable)?;
         for episode in &page.episodes {
-            let trace = reader.get(&episode.episode).map_err(unreadable)?;
+            let trace = from.store.get(&episode.episode).map_err(unreadable)?;
             // Removed, failed and too long episodes are left out.
             let fits = |t: &Trace| t.nodes.iter().map(|n| n.tokens.len()).sum::<usize>() <= context;
             let failed = |t: &Trace| matches!(t.end, EpisodeEnd::Failed { .. });
             if let Some(trace) = trace.filter(|t| fits(t) && !failed(t)) {
-                let trace = settled(trace, &reader, from).map_err(unreadable)?;
+                let trace = settled(trace, from).map_err(unreadable)?;
                 count += 1;
                 scored += usize::from(!trace.outcome.unscored);
                 groups.entry(trace.group.clone()).or_default().push(trace);

@@ -51,14 +51,11 @@ pub struct GoldRuns {
     pub asking: Mutex<()>,
 }
 
-impl std::fmt::Debug for GoldRuns {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GoldRuns")
-            .field("taskset", &self.taskset.name())
-            .field("env", &self.envs.name())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    GoldRuns as this,
+    taskset = this.taskset.name(),
+    env = this.envs.name()
+);
 
 /// Messages that a model sees together.
 struct Context {

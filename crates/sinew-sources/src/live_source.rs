@@ -26,13 +26,7 @@ pub struct LiveSource {
     _server: Box<dyn Any + Send>,
 }
 
-impl std::fmt::Debug for LiveSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LiveSource")
-            .field("idle", &self.feed.idle())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(LiveSource as this, idle = this.feed.idle());
 
 impl LiveSource {
     /// Trains on `rollouts`, which `server` fills while it lives.

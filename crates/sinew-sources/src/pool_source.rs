@@ -30,6 +30,31 @@ pub(crate) fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<Stri
     without.then(|| "it compares states, but no turn has a state_hash".to_owned())
 }
 
+/// The groups of stored traces: those of lost episodes, and those that the algorithm cannot use, are dropped.
+pub(crate) fn usable_groups(
+    algorithm: &Algorithm,
+    traces: Vec<Trace>,
+    lost: &BTreeSet<EpisodeId>,
+) -> SourceGroups {
+    let mut given = SourceGroups::default();
+    for group in by_group(traces) {
+        let reason = match unusable(algorithm, &group) {
+            _ if group.iter().any(|t| lost.contains(&t.episode)) => {
+                "of a group that went to another trainer".to_owned()
+            }
+            // Stored for this step by a run whose algorithm was another.
+            Some(reason) => format!("of a group that cannot be used: {reason}"),
+            None => {
+                given.groups.push(group);
+                continue;
+            }
+        };
+        let dropped = group.into_iter().map(|t| (t.episode, reason.clone()));
+        given.dropped.extend(dropped);
+    }
+    given
+}
+
 /// Settings for a run that draws from a pool.
 #[derive(Clone, Debug)]
 pub struct PoolSourceConfig {
@@ -270,23 +295,7 @@ impl SampleSource for PoolSource {
         } else {
             self.acknowledge(wanted.step)?
         };
-        let mut given = SourceGroups::default();
-        for group in by_group(traces) {
-            let reason = match unusable(wanted.algorithm, &group) {
-                _ if group.iter().any(|t| lost.contains(&t.episode)) => {
-                    "of a group that went to another trainer".to_owned()
-                }
-                // Stored for this step by a run whose algorithm was another.
-                Some(reason) => format!("of a group that cannot be used: {reason}"),
-                None => {
-                    given.groups.push(group);
-                    continue;
-                }
-            };
-            let dropped = group.into_iter().map(|t| (t.episode, reason.clone()));
-            given.dropped.extend(dropped);
-        }
-        Ok(given)
+        Ok(usable_groups(wanted.algorithm, traces, &lost))
     }
 
     /// Reason why there is nothing more to train on, for users.

@@ -10,10 +10,10 @@
 
 use crate::lease_renewal::{Lease, LeaseRenewal, now_ms};
 use crate::ledger::{Ledger, StepLeases};
-use crate::pool_source::{stored_step, unusable};
+use crate::pool_source::{stored_step, unusable, usable_groups};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sinew_orchestrator::{PipelineError, by_group};
+use sinew_orchestrator::PipelineError;
 use sinew_pipeline::{GroupRequest, SampleSource, SourceGroups};
 use sinew_store::StoreError;
 use sinew_store::queue::{
@@ -323,23 +323,7 @@ impl SampleSource for QueueSource {
         self.holds.set(taken.leases);
         let own = |key: &String| self.own_id(key, wanted.step);
         let lost: BTreeSet<EpisodeId> = taken.lost.iter().map(own).collect();
-        let mut given = SourceGroups::default();
-        for group in by_group(traces) {
-            let reason = match unusable(wanted.algorithm, &group) {
-                _ if group.iter().any(|t| lost.contains(&t.episode)) => {
-                    "of a group that went to another trainer".to_owned()
-                }
-                // Stored for this step by a run whose algorithm was another.
-                Some(reason) => format!("of a group that cannot be used: {reason}"),
-                None => {
-                    given.groups.push(group);
-                    continue;
-                }
-            };
-            let dropped = group.into_iter().map(|t| (t.episode, reason.clone()));
-            given.dropped.extend(dropped);
-        }
-        Ok(given)
+        Ok(usable_groups(wanted.algorithm, traces, &lost))
     }
 
     fn consumes(&mut self, step: u64) -> Result<Option<Value>, PipelineError> {

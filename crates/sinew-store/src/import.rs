@@ -6,7 +6,7 @@
 
 use crate::disk::{DiskStore, StoreOptions};
 use crate::error::StoreError;
-use crate::reader::StoreReader;
+use crate::reader::FolderReader;
 use crate::score::{Score, ScoreRecord, in_force};
 use crate::store::{CommitOutcome, TraceStore};
 use serde::{Deserialize, Serialize};
@@ -54,11 +54,11 @@ pub struct ImportReport {
 
 /// Destination of scores.
 #[derive(Debug)]
-pub enum ScoreTarget<'a> {
-    /// A store of this process.
+enum ScoreTarget<'a> {
+    /// A store that this process may write.
     Store(&'a dyn TraceStore),
-    /// A store that another process writes; the scores go into its inbox.
-    Live(&'a StoreReader, &'a Inbox),
+    /// The store of a folder that another process writes; the scores go into its inbox.
+    Live(&'a FolderReader, &'a Inbox),
 }
 
 /// A parsed row, before its episode is looked up.
@@ -218,13 +218,22 @@ impl ScoreTarget<'_> {
     }
 }
 
-/// Imports the rows of a file. `source` and `now_us` are the source and time of rows without their own. The
-/// call is idempotent: known scores have no effect.
+/// Imports the rows of a file into a store. `source` and `now_us` are the source and time of rows without
+/// their own. The call is idempotent: known scores have no effect.
 ///
 /// # Errors
 /// If the store or the file fails. Rows are stored 4,096 at a time; those stored before the failure stay
 /// stored.
 pub fn import_scores(
+    rows: &mut dyn BufRead,
+    store: &dyn TraceStore,
+    source: &str,
+    now_us: u64,
+) -> Result<ImportReport, StoreError> {
+    import(rows, &ScoreTarget::Store(store), source, now_us)
+}
+
+fn import(
     rows: &mut dyn BufRead,
     target: &ScoreTarget<'_>,
     source: &str,
@@ -475,7 +484,7 @@ pub fn import_file(
     let rows = File::open(file).map_err(|e| StoreError::io(file, e))?;
     let mut rows = BufReader::new(rows);
     // Refuses a folder without a store, which opening one for writing would make.
-    let reader = StoreReader::open(directory)?;
+    let reader = FolderReader::open(directory)?;
     let opened = if live {
         None
     } else {
@@ -489,5 +498,5 @@ pub fn import_file(
         Some(store) => ScoreTarget::Store(store),
         None => ScoreTarget::Live(&reader, &inbox),
     };
-    import_scores(&mut rows, &target, source, now_us)
+    import(&mut rows, &target, source, now_us)
 }

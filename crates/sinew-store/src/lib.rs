@@ -2,7 +2,7 @@
 //!
 //! [`TraceStore`] stores finished episodes, their later scores, and the batches that trained them.
 //! [`MemoryStore`] is the reference that the others are tested against. [`DiskStore`] appends to segment
-//! files and indexes them in SQLite. [`StoreReader`] reads such a store while another process writes it.
+//! files and indexes them in SQLite. [`StoreReader`] reads a store while another process writes it.
 //! [`queue::Queue`] hands rows to named consumers with leases and acknowledgements: in memory, in an SQLite
 //! file, in another process, or in a server over a log. [`backend`] has the parts that stores of other crates
 //! are made of.
@@ -61,9 +61,7 @@ pub use error::{RecordError, StoreError};
 pub use export::{ExportedRows, export};
 pub use export_row::ExportFormat;
 pub use fence::own;
-pub use import::{
-    BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,
-};
+pub use import::{BadRow, IMPORT_SOURCE, ImportReport, Inbox, import_file, import_scores};
 pub use memory::MemoryStore;
 pub use private::{private_dir, private_file};
 pub use reader::StoreReader;
@@ -73,6 +71,6 @@ pub use score::{
 };
 pub use store::{
     CommitOutcome, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
-    ScorePage, StoreStats, TraceStore, TrainedBatch,
+    ScorePage, StoreStats, Sweep, SweepReport, TraceStore, TrainedBatch,
 };
 pub use summaries::summaries;

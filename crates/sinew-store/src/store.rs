@@ -14,6 +14,8 @@ use std::ops::RangeInclusive;
 
 /// Maximum number of episodes in a page.
 pub const MAX_PAGE: usize = 10_000;
+/// Maximum number of names in a [`SweepReport`].
+const MAX_SWEPT_NAMES: usize = 1_000;
 
 /// Result of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -296,6 +298,37 @@ pub struct GcReport {
     pub bytes: u64,
 }
 
+/// Selection of objects for [`TraceStore::sweep`].
+#[derive(Clone, Copy, Debug)]
+pub struct Sweep<'a> {
+    /// Only objects that were written before this time, in seconds since 1970.
+    pub before_unix_s: f64,
+    /// Episodes that count as removed: those that a dry run leaves in the store.
+    pub gone: &'a [EpisodeId],
+    /// Whether the objects are only listed.
+    pub dry_run: bool,
+}
+
+/// Objects that no episode refers to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SweepReport {
+    pub objects: u64,
+    pub bytes: u64,
+    /// Names of the first thousand.
+    pub names: Vec<String>,
+}
+
+impl SweepReport {
+    /// Counts an object.
+    pub fn add(&mut self, name: String, bytes: u64) {
+        self.objects += 1;
+        self.bytes += bytes;
+        if self.names.len() < MAX_SWEPT_NAMES {
+            self.names.push(name);
+        }
+    }
+}
+
 /// Refuses a batch that names an episode twice.
 pub(crate) fn check_batch(batch: &str, episodes: &[EpisodeId]) -> Result<(), StoreError> {
     let mut seen = HashSet::new();
@@ -392,6 +425,13 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// All trained batches, in the order in which they were marked.
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError>;
 
+    /// Returns the batches of an update; there are several if their marks differ.
+    fn batches_of(&self, step: u64) -> Result<Vec<TrainedBatch>, StoreError> {
+        let mut batches = self.trained_batches()?;
+        batches.retain(|batch| batch.step == step);
+        Ok(batches)
+    }
+
     /// Counts and sizes of the store.
     fn stats(&self) -> Result<StoreStats, StoreError>;
 
@@ -425,4 +465,10 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
 
     /// Removes the episodes that a policy selects, like [`TraceStore::remove`].
     fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError>;
+
+    /// Deletes objects of the store, such as files of a bucket, that no readable episode refers to. A store
+    /// that keeps all bytes itself has none. A call that was cut short is taken up by another.
+    fn sweep(&self, _sweep: &Sweep<'_>) -> Result<SweepReport, StoreError> {
+        Ok(SweepReport::default())
+    }
 }

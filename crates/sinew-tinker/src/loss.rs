@@ -32,7 +32,7 @@ pub(crate) use columns::{Columns, Space};
 
 use crate::error::TinkerError;
 use crate::types::{LossRequest, LossValue};
-use sinew_types::{Correction, LossSpec, Surrogate};
+use sinew_types::{LossSpec, Surrogate};
 use std::collections::BTreeMap;
 
 /// Configuration key and input of the lowest ratio that a clip leaves as it is.
@@ -214,14 +214,7 @@ impl Loss {
             Kind::Dro => Surrogate::Dro { beta: self.beta },
             Kind::Gspo => Surrogate::SequenceTokenClip { low, high },
         };
-        LossSpec {
-            surrogate,
-            correction: Correction::None,
-            kl: None,
-            entropy: 0.0,
-            value: None,
-            teacher: None,
-        }
+        LossSpec::new(surrogate)
     }
 }
 

@@ -78,13 +78,7 @@ struct Turns {
     is_away: bool,
 }
 
-impl fmt::Debug for Turns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turns")
-            .field("is_away", &self.is_away)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Turns, is_away);
 
 /// The calls of one owner to one server.
 #[derive(Debug)]

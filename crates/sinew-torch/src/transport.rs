@@ -57,13 +57,7 @@ pub struct ServerAddress {
     pub token: String,
 }
 
-impl fmt::Debug for ServerAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerAddress")
-            .field("url", &self.url)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ServerAddress, url);
 
 impl ServerAddress {
     /// The server at `url` whose token is in a file.
@@ -92,13 +86,7 @@ pub(crate) struct HttpTransport {
     start: Instant,
 }
 
-impl fmt::Debug for HttpTransport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpTransport")
-            .field("url", &self.url)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(HttpTransport, url);
 
 impl HttpTransport {
     /// A client of `server`. Nothing is sent.

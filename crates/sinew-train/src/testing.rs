@@ -119,16 +119,8 @@ impl Bigram {
             tokens: tokens.to_vec(),
             weights: column(&|_| weight),
             advantages: column(&|_| advantage),
-            temperatures: Vec::new(),
             behaviour_logprobs: column(&|t| self.after(tokens[t - 1])[tokens[t] as usize] as f32),
-            ref_logprobs: None,
-            prox_logprobs: None,
-            values: None,
-            returns: None,
-            teacher_top: None,
-            masks: None,
-            routes: Vec::new(),
-            oldest_version: PolicyVersion(0),
+            ..TrainRow::default()
         }
     }
 }

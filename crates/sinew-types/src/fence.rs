@@ -7,7 +7,6 @@
 //! weights, acknowledged rows) ask for the newest number directly before they take effect. Such an act of an
 //! old owner can still take effect if the new number is taken between the question and the act.
 
-use std::fmt;
 use std::sync::Arc;
 
 /// Reads the newest number that any owner has taken; the error is a reason for display.
@@ -94,14 +93,7 @@ impl Fence {
     }
 }
 
-impl fmt::Debug for Fence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fence")
-            .field("number", &self.number)
-            .field("run", &self.run)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug_fields!(Fence, number, run);
 
 #[cfg(test)]
 mod tests {

@@ -15,6 +15,7 @@ mod chat;
 mod clock;
 mod content;
 mod database;
+mod debug;
 mod engine;
 mod fence;
 mod format;
@@ -34,7 +35,7 @@ pub use adapter::{Adapter, AdapterName, AdapterNameError};
 pub use branch::{BranchCause, Thinking};
 pub use clock::Clock;
 pub use content::{Content, Media, MediaSource, Part};
-pub use database::is_database;
+pub use database::{holds_password, is_database};
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
     GenerateRequest, PromptLogprob, PromptLogprobs, SampledToken, SamplingParams, TEMPERATURES,

@@ -27,17 +27,14 @@ pub struct RouteSpan {
     pub experts: Arc<[u8]>,
 }
 
-impl fmt::Debug for RouteSpan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouteSpan")
-            .field("start", &self.start)
-            .field("tokens", &self.tokens())
-            .field("layers", &self.layers)
-            .field("top_k", &self.top_k)
-            .field("wide", &self.wide)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug_fields!(
+    RouteSpan as this,
+    start = this.start,
+    tokens = this.tokens(),
+    layers = this.layers,
+    top_k = this.top_k,
+    wide = this.wide
+);
 
 impl RouteSpan {
     /// Bytes of one token.

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 ///
 /// All vectors have the length of `tokens`. Entry `t` is about predicting `tokens[t]` from `tokens[..t]`;
 /// entry 0 never trains. If `weights[t] == 0`, the other signals are ignored.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainRow {
     /// The episode of the path.
     pub episode: EpisodeId,
@@ -619,6 +619,18 @@ pub struct LossSpec {
 }
 
 impl LossSpec {
+    /// The surrogate without any other term.
+    pub fn new(surrogate: Surrogate) -> Self {
+        Self {
+            surrogate,
+            correction: Correction::None,
+            kl: None,
+            entropy: 0.0,
+            value: None,
+            teacher: None,
+        }
+    }
+
     /// Bound of the weight that a token gets for the gap between the policy that sampled it and the one that
     /// is trained: of the correction's factor, or without a correction of the surrogate's own ratio, which
     /// then spans the whole gap. `None`: the gap has no weight, or one without a bound.
@@ -640,16 +652,9 @@ mod tests {
             tokens: vec![1, 33, 2],
             weights: vec![0.0, 1.0, 1.0],
             advantages: vec![1.0; 3],
-            temperatures: Vec::new(),
             behaviour_logprobs: vec![-1.0; 3],
-            ref_logprobs: None,
-            prox_logprobs: None,
-            values: None,
-            returns: None,
-            teacher_top: None,
             masks: Some(masks),
-            routes: Vec::new(),
-            oldest_version: PolicyVersion(0),
+            ..TrainRow::default()
         }
     }
 

@@ -5,7 +5,7 @@ use crate::message::Message;
 use serde::{Deserialize, Serialize};
 
 /// One problem: what an environment needs to build the world of an episode.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Task {
     /// Identity within the taskset; equal ids are equal tasks.
     pub id: TaskId,

@@ -79,13 +79,7 @@ pub struct ReportFile {
     written: Option<Instant>,
 }
 
-impl std::fmt::Debug for ReportFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReportFile")
-            .field("path", &self.path)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ReportFile, path);
 
 impl ReportFile {
     /// A report of a run that has shown nothing yet.

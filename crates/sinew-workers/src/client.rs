@@ -7,6 +7,8 @@ use serde_json::Value;
 use sinew_http::blocking::{Client, RequestBuilder, retry};
 use sinew_http::header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, RANGE};
 use sinew_http::{ClientOptions, Failure, HttpError, Method, Retry, may_pass};
+use sinew_store::queue::pack;
+use sinew_types::Trace;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -161,6 +163,18 @@ impl DeskClient {
         let request = self.request(Method::POST, "/tickets");
         let request = request.header(CONTENT_TYPE, "application/json").body(body);
         self.read(self.send(request)?.1)
+    }
+
+    /// Brings a rollout that an agent finished: it is durable once this returns. One attempt.
+    ///
+    /// # Errors
+    /// If the owner does not answer or refuses.
+    pub fn finish(&self, trace: &Trace) -> Result<(), DeskError> {
+        let body = pack(trace.episode.as_str(), trace);
+        let body = body.map_err(|e| self.answer(e.to_string()))?;
+        let request = self.request(Method::POST, "/live");
+        let request = request.header(CONTENT_TYPE, "application/octet-stream");
+        self.send(request.body(body)).map(drop)
     }
 
     /// The newest weights, as soon as their manifest has another hash than `seen`, at most after a time. One

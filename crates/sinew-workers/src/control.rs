@@ -5,6 +5,7 @@ use crate::presence::{Presence, PresenceOrder, WorkerStatus};
 use crate::terms::{TicketOrders, WorkerReading, WorkerReport};
 use crate::ticket::ROLLOUT;
 use sinew_queue::system_clock;
+use sinew_rollout::Hop;
 use sinew_store::queue::{LeaseId, Queue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -32,6 +33,12 @@ pub(crate) struct ControlState {
     /// State of the worker, for reports.
     pub(crate) reading: WorkerReading,
     pub(crate) status: WorkerStatus,
+    /// Reports that were answered.
+    pub(crate) reports: Hop,
+    /// The worker takes no more tickets.
+    pub(crate) leaving: bool,
+    /// Reading and status hold what owner and registry must hear before the worker is gone.
+    pub(crate) last_words: bool,
     stop: bool,
 }
 
@@ -92,6 +99,7 @@ impl Drop for Control {
 fn run(mut parts: ControlParts, shared: &Shared) {
     let renew_every = Duration::from_millis((parts.lease_ms / 3).max(1));
     let (mut renewed, mut beaten) = (Instant::now(), None::<Instant>);
+    let mut told = false;
     loop {
         report(&parts, shared);
         if renewed.elapsed() >= renew_every {
@@ -104,6 +112,11 @@ fn run(mut parts: ControlParts, shared: &Shared) {
             let order = parts.presence.beat(&status);
             shared.state().drain |= order == PresenceOrder::Drain;
         }
+        // Another worker may be started in its place while its episodes end.
+        if !told && shared.state().leaving {
+            told = true;
+            parts.presence.drain();
+        }
         (parts.wake)();
         let state = shared.state();
         let waited =
@@ -115,6 +128,14 @@ fn run(mut parts: ControlParts, shared: &Shared) {
             break;
         }
     }
+    let status = {
+        let state = shared.state();
+        state.last_words.then(|| state.status.clone())
+    };
+    if let Some(status) = status {
+        report(&parts, shared);
+        parts.presence.beat(&status);
+    }
     parts.presence.leave();
 }
 
@@ -124,10 +145,12 @@ fn report(parts: &ControlParts, shared: &Shared) {
         worker: parts.name.clone(),
         reading: shared.state().reading,
     };
+    let began = Instant::now();
     let orders = parts.owner.report(&report);
     let mut state = shared.state();
     match orders {
         Ok(orders) => {
+            state.reports.call(1, began.elapsed().as_secs_f64());
             state.orders = Some(orders);
             if let Some(since) = state.away.take() {
                 let seconds = since.elapsed().as_secs();

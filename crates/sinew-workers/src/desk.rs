@@ -4,13 +4,16 @@
 //! |---|---|---|
 //! | `GET /run` | | [`RunTerms`] |
 //! | `POST /tickets` | [`WorkerReport`] | [`TicketOrders`] |
+//! | `POST /live` | a finished rollout of an agent, packed | `{}` once it is stored |
 //! | `GET /weights?seen=HASH&ms=M` | | [`PublishedMark`] once it is another one than `seen`, or `null` |
 //! | `GET /weights/{version}/{file}` with `range: bytes=A-B` | | a part of a published file |
 //!
 //! Each needs the token. Tickets themselves are rows of the queue.
 
+use crate::live::LiveInbox;
 use crate::loads::WorkerLoads;
 use crate::terms::{PublishedMark, RunTerms, TicketOrders, WorkerReading, WorkerReport};
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path as UrlPath, Query, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{ACCEPT_RANGES, AUTHORIZATION, CONTENT_RANGE, HeaderMap, RANGE};
@@ -20,13 +23,15 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::json;
-use sinew_types::WeightsId;
+use sinew_store::StoreError;
+use sinew_store::queue::unpack;
+use sinew_types::{Trace, WeightsId};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 
@@ -38,6 +43,8 @@ const MAX_READS: usize = 16;
 const MAX_WAIT: Duration = Duration::from_secs(20);
 /// Maximum bytes of a report.
 const MAX_REPORT: usize = 64 << 10;
+/// Maximum bytes of a finished rollout, packed.
+const MAX_TRACE: usize = 128 << 20;
 /// Maximum bytes of a worker's name.
 const MAX_NAME: usize = 256;
 /// Maximum number of cancelled tickets in one answer; a worker asks again soon.
@@ -65,6 +72,8 @@ pub struct Desk {
     origin: Instant,
     state: Mutex<DeskState>,
     published: watch::Sender<Published>,
+    /// Takes the rollouts of agents, if the run trains those.
+    live: OnceLock<Arc<dyn LiveInbox>>,
 }
 
 impl fmt::Debug for Desk {
@@ -85,7 +94,14 @@ impl Desk {
             origin: Instant::now(),
             state: Mutex::default(),
             published: watch::channel(None).0,
+            live: OnceLock::new(),
         }
+    }
+
+    /// Lets an inbox take the rollouts of agents from now on; a second one is ignored.
+    pub fn receive(&self, inbox: Arc<dyn LiveInbox>) {
+        // It is set already, by this run as well.
+        let _ = self.live.set(inbox);
     }
 
     /// Facts of the run.
@@ -96,6 +112,11 @@ impl Desk {
     /// The newest published weights.
     pub fn published(&self) -> Option<WeightsId> {
         self.published.borrow().as_ref().map(|(id, _)| *id)
+    }
+
+    /// The mark of the newest weights, where the owner serves them or a service has them.
+    pub fn mark(&self) -> Option<PublishedMark> {
+        self.published.borrow().as_ref()?.1.clone()
     }
 
     /// Names new weights; `mark` if the owner serves them.
@@ -162,6 +183,7 @@ impl Desk {
         Router::new()
             .route("/run", get(terms))
             .route("/tickets", post(report))
+            .route("/live", post(live).layer(DefaultBodyLimit::max(MAX_TRACE)))
             .route("/weights", get(newest))
             .route("/weights/{version}/{file}", get(part))
             .layer(DefaultBodyLimit::max(MAX_REPORT))
@@ -182,7 +204,19 @@ impl Desk {
     fn orders(&self, report: &WorkerReport) -> TicketOrders {
         let now_s = self.now_s();
         let mut state = self.state();
+        let before = state.loads.sum(now_s);
         state.loads.report(&report.worker, report.reading, now_s);
+        let after = state.loads.sum(now_s);
+        if after.opened > before.opened
+            && let Some(inbox) = self.live.get()
+        {
+            inbox.opened();
+        }
+        let episodes = after.interrupted - before.interrupted;
+        if episodes > 0 {
+            let worker = report.worker.as_str();
+            tracing::warn!(worker, episodes, "a worker left episodes: they begin again");
+        }
         if state.ended {
             state.reported.insert(report.worker.clone());
         }
@@ -246,6 +280,47 @@ async fn report(
         return Err(Refusal(StatusCode::BAD_REQUEST, "invalid_worker", text));
     }
     Ok(Json(shared.desk.orders(&report)).into_response())
+}
+
+/// `POST /live`.
+async fn live(State(shared): State<Shared>, body: Bytes) -> Result<Response, Refusal> {
+    let Some(inbox) = shared.desk.live.get().map(Arc::clone) else {
+        let text = "this run trains no agents that open rollouts by themselves";
+        return Err(Refusal(StatusCode::NOT_FOUND, "no_live_agents", text.into()));
+    };
+    let trace = shared.desk.rollout(&body)?;
+    let stored = tokio::task::spawn_blocking(move || inbox.finished(&trace)).await;
+    let failed = |e: &dyn fmt::Display| {
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Refusal(status, "not_stored", e.to_string())
+    };
+    match stored.map_err(|e| failed(&e))? {
+        Ok(()) => Ok(Json(json!({})).into_response()),
+        Err(error @ StoreError::Row { .. }) => {
+            let text = error.to_string();
+            Err(Refusal(StatusCode::CONFLICT, "other_rollout", text))
+        }
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+impl Desk {
+    /// A rollout of an agent of this run, sampled with published weights only.
+    fn rollout(&self, body: &[u8]) -> Result<Trace, Refusal> {
+        let wrong = |why: String| Refusal(StatusCode::BAD_REQUEST, "invalid_rollout", why);
+        let trace: Trace = unpack("live", body).map_err(|e| wrong(e.to_string()))?;
+        trace.validate().map_err(|e| wrong(e.to_string()))?;
+        if trace.origin.run != self.terms.run {
+            let (run, own) = (&trace.origin.run, &self.terms.run);
+            return Err(wrong(format!("it is of the run {run:?}, this is {own:?}")));
+        }
+        let newest = self.published().map(|id| id.version);
+        if trace.newest_version() > newest {
+            let why = "a token of it was sampled with weights that are not published";
+            return Err(wrong(why.to_owned()));
+        }
+        Ok(trace)
+    }
 }
 
 /// Parameters of a wait for weights.

@@ -9,8 +9,11 @@
 //! | `rollouts` | owner | [`RemoteRollouts`]: the port of rollouts over the queue |
 //! | `desk`, `loads` | owner | [`Desk`]: facts, orders and weights over HTTP; counters of all workers |
 //! | `listener` | owner | [`OwnerListener`]: one address for tickets, desk and the registry of roles |
+//! | `live`, `owner_traces` | both | rollouts of agents at the gateways of workers |
 //! | `weights` | owner | publishes versions and names them at the desk |
 //! | `client` | worker | [`DeskClient`] |
+//! | `engine_routes` | engine | an engine of the run behind two routes, for the workers of the run |
+//! | `finder` | worker | engines of the registry, and the weights that they may sample with |
 //! | `mirror`, `follow` | worker | weights of a host: fetched once, verified, loaded between two tokens |
 //! | `worker`, `control` | worker | [`work`]: leases, episodes and acks; a thread for reports and renewals |
 //! | `presence` | worker | port to the registry of roles |
@@ -30,10 +33,14 @@ mod client;
 mod control;
 mod core;
 mod desk;
+mod engine_routes;
+mod finder;
 mod follow;
 mod listener;
+mod live;
 mod loads;
 mod mirror;
+mod owner_traces;
 mod presence;
 mod rollouts;
 #[cfg(test)]
@@ -42,16 +49,25 @@ mod terms;
 mod ticket;
 mod weights;
 mod worker;
+mod worker_weights;
 
 pub use client::{DeskClient, DeskError, FilePart};
 pub use core::{MAX_REFUSALS, TicketCore};
 pub use desk::Desk;
-pub use follow::{FirstWeights, FollowParts, Following, Loaded, first_weights};
+pub use engine_routes::EngineRoutes;
+pub use finder::{DirectoryError, EngineDirectory, EngineFinder, FinderParts};
+pub use follow::{
+    FirstWeights, FollowParts, Following, Loaded, ServiceWeights, WeightsOrigin, at_service,
+    first_mark, first_weights,
+};
 pub use listener::{ListenerParts, OwnerListener};
+pub use live::{LiveAgents, LiveInbox};
 pub use mirror::{MirrorError, WeightsMirror};
+pub use owner_traces::OwnerTraces;
 pub use presence::{Presence, PresenceOrder, WorkerStatus};
 pub use rollouts::{RemoteParts, RemoteRollouts};
 pub use terms::{OtherPart, PublishedMark, RunTerms, TicketOrders, WorkerReading, WorkerReport};
 pub use ticket::{OWNER, ROLLOUT, Ticket, TicketFault, owner_consumer, rollout_consumer};
 pub use weights::{AnnouncedWeights, ServedWeights};
 pub use worker::{WorkerCounts, WorkerEnd, WorkerError, WorkerParts, work};
+pub use worker_weights::WorkerWeights;

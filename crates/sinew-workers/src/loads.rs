@@ -46,6 +46,9 @@ impl WorkerLoads {
         self.sums.sandbox_s += grown(reading.sandbox_s, before.sandbox_s);
         self.sums.sampled_tokens += grew(reading.sampled_tokens, before.sampled_tokens);
         self.sums.preemptions += grew(reading.preemptions, before.preemptions);
+        self.sums.hops.add(&reading.hops.since(&before.hops));
+        self.sums.opened += grew(reading.opened, before.opened);
+        self.sums.interrupted += grew(reading.interrupted, before.interrupted);
         self.last_s = Some(now_s);
         if self.workers.len() > MAX_WORKERS {
             let oldest = self.workers.iter();

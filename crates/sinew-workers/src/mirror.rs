@@ -26,7 +26,7 @@ const LATEST: &str = "LATEST";
 /// Longest wait for another worker of this host that fetches weights.
 const LOCK_WAIT: Duration = Duration::from_secs(600);
 /// Interval between two attempts at the lock.
-const LOCK_PAUSE: Duration = Duration::from_millis(50);
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// Maximum number of files of one version.
 const MAX_FILES: usize = 4096;
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct WorkerStatus {
     /// Version of the weights that its engine samples with.
     pub version: Option<u64>,
+    /// Hash of the manifest of these weights, where the worker has them itself.
+    pub checksum: Option<String>,
     /// Running episodes.
     pub busy: u32,
     /// Leased tickets whose episodes have not started.
@@ -34,6 +36,9 @@ pub trait Presence: Send {
     /// Renews the registration; one that ended is made anew. An owner that does not answer changes nothing:
     /// the tickets of a worker have their own leases.
     fn beat(&mut self, status: &WorkerStatus) -> PresenceOrder;
+
+    /// Reports that the worker takes no more work.
+    fn drain(&mut self);
 
     /// Ends the registration.
     fn leave(&mut self);

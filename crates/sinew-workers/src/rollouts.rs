@@ -14,7 +14,7 @@ use sinew_pipeline::{
 };
 use sinew_queue::Clock;
 use sinew_rollout::{
-    AdmissionReading, EpisodeOptions, EpisodeSpec, FinishedEpisode, Gauges, GaugesReading,
+    AdmissionReading, EpisodeOptions, EpisodeSpec, FinishedEpisode, Gauges, GaugesReading, Hops,
     ResumedCounts, RunInfo,
 };
 use sinew_store::StoreError;
@@ -88,6 +88,8 @@ pub struct RemoteRollouts {
     /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
     looked: Instant,
+    /// Calls of the owner to its own queue.
+    hops: Hops,
     /// Sampled tokens of all workers at the last look.
     tokens: u64,
     reminded: Option<Instant>,
@@ -128,6 +130,7 @@ impl RemoteRollouts {
             wake: Arc::default(),
             cancel,
             looked: Instant::now(),
+            hops: Hops::default(),
             tokens: 0,
             reminded: None,
         })
@@ -166,13 +169,20 @@ impl RemoteRollouts {
         if due.is_empty() {
             return Ok(());
         }
+        let began = Instant::now();
         let rows: Result<Vec<NewRow>, StoreError> = due.iter().map(Ticket::row).collect();
-        match self.parts.queue.put(&rows.map_err(failed)?) {
+        let put = self.parts.queue.put(&rows.map_err(failed)?);
+        let put_s = began.elapsed().as_secs_f64();
+        match put {
             Err(StoreError::Queue(QueueError::Full { .. })) => {
                 self.core.put_back(due);
                 Ok(())
             }
-            put => put.map(drop).map_err(failed),
+            put => {
+                put.map_err(failed)?;
+                self.hops.put.call(due.len(), put_s);
+                Ok(())
+            }
         }
     }
 
@@ -205,6 +215,7 @@ impl RemoteRollouts {
 
     /// Takes traces that came, and returns those that are wanted. They are durable, and their rows are done.
     fn take(&mut self) -> Result<Vec<FinishedEpisode>, PipelineError> {
+        let began = Instant::now();
         let batch = self.lease()?;
         let Some(lease) = batch.lease else {
             return Ok(Vec::new());
@@ -227,6 +238,8 @@ impl RemoteRollouts {
         self.commit(&traces)?;
         let acked = self.parts.queue.ack(OWNER, lease, &acks);
         acked.map_err(failed)?;
+        let took_s = began.elapsed().as_secs_f64();
+        self.hops.take.call(acks.len(), took_s);
         Ok(traces.into_iter().map(|t| self.ended_now(t)).collect())
     }
 
@@ -484,6 +497,11 @@ impl Rollouts for RemoteRollouts {
             preemptions: load.preemptions,
             admission: AdmissionReading::default(),
             resumed: ResumedCounts::default(),
+            hops: Hops {
+                put: self.hops.put,
+                take: self.hops.take,
+                ..load.hops
+            },
         }
     }
 

@@ -1,6 +1,7 @@
 //! Messages between owner and workers, as plain data.
 
 use serde::{Deserialize, Serialize};
+use sinew_rollout::Hops;
 use std::collections::BTreeMap;
 
 /// Facts of a run that a worker needs before it makes its parts: the answer to `GET /run`.
@@ -76,8 +77,12 @@ impl RunTerms {
 pub struct PublishedMark {
     /// Version and lineage, as the name of their folder.
     pub id: String,
-    /// BLAKE3 of the manifest's file, hexadecimal: the same version may be published with other weights.
+    /// BLAKE3 of the manifest's file, hexadecimal: the same version may be published with other weights. Of
+    /// weights at a service, that of their address.
     pub manifest: String,
+    /// Address of the weights at a service that computes with them; left out: the owner serves their files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
 }
 
 /// Counters of a worker since its start, and the phases of its episodes.
@@ -92,11 +97,17 @@ pub struct WorkerReading {
     pub sampled_tokens: u64,
     /// Times that a request gave up its KV capacity.
     pub preemptions: u64,
+    /// Episodes that had begun when it left, and begin again on other workers.
+    pub interrupted: u64,
+    /// Rollouts that agents opened at its gateway.
+    pub opened: u64,
     /// Episodes that have started and not ended, and those of them in each phase.
     pub in_flight: usize,
     pub booting: usize,
     pub generating: usize,
     pub in_tool: usize,
+    /// Calls of the worker.
+    pub hops: Hops,
 }
 
 /// The body of `POST /tickets`.

@@ -65,13 +65,15 @@ impl WeightsTransport for ServedWeights {
         let mark = PublishedMark {
             id: id.folder_name(),
             manifest: blake3::hash(&manifest).to_hex().to_string(),
+            address: None,
         };
         self.desk.publish(id, Some(mark));
         Ok(())
     }
 }
 
-/// Names the versions at the desk that engines outside load: their servers get them from the owner.
+/// Names the versions at the desk that engines outside load: their servers get them from the owner, or have
+/// them at the address of a service.
 pub struct AnnouncedWeights {
     engines: Box<dyn WeightsTransport>,
     lineage: Lineage,
@@ -87,9 +89,14 @@ impl std::fmt::Debug for AnnouncedWeights {
 }
 
 impl AnnouncedWeights {
-    /// `engines` have the weights `first` already.
-    pub fn new(engines: Box<dyn WeightsTransport>, first: WeightsId, desk: Arc<Desk>) -> Self {
-        desk.publish(first, None);
+    /// `engines` have the weights `first` already, which are at `address` if a service has them.
+    pub fn new(
+        engines: Box<dyn WeightsTransport>,
+        first: WeightsId,
+        address: Option<&str>,
+        desk: Arc<Desk>,
+    ) -> Self {
+        desk.publish(first, address.map(|address| at_service(first, address)));
         Self {
             engines,
             lineage: first.lineage,
@@ -104,9 +111,19 @@ impl WeightsTransport for AnnouncedWeights {
         version: PolicyVersion,
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), PipelineError> {
+        let id = WeightsId::new(version, self.lineage);
+        let mark = weights.address().map(|address| at_service(id, address));
         self.engines.publish(version, weights)?;
-        self.desk
-            .publish(WeightsId::new(version, self.lineage), None);
+        self.desk.publish(id, mark);
         Ok(())
+    }
+}
+
+/// The mark of weights that a service has.
+fn at_service(id: WeightsId, address: &str) -> PublishedMark {
+    PublishedMark {
+        id: id.folder_name(),
+        manifest: blake3::hash(address.as_bytes()).to_hex().to_string(),
+        address: Some(address.to_owned()),
     }
 }

@@ -2,19 +2,22 @@
 //!
 //! Two threads: this one leases, starts, waits and acks; [`control`](crate::control) renews and hears orders.
 //! A ticket is held from its lease to its ack. A worker that dies holds it until the lease ends; one that
-//! drains finishes its episodes within the notice and returns the other tickets at once.
+//! drains finishes its episodes within the notice and returns the other tickets at once. Episodes that have
+//! not ended by then begin again elsewhere: they are counted, and the registry hears their names.
 
 use crate::client::{DeskClient, DeskError};
 use crate::control::{Control, ControlParts, Shared};
 use crate::follow::Loaded;
+use crate::live::LiveAgents;
 use crate::presence::{Presence, WorkerStatus};
 use crate::terms::{RunTerms, WorkerReading};
 use crate::ticket::{ROLLOUT, Ticket, ran, rollout_consumer};
+use crate::worker_weights::WorkerWeights;
 use sinew_queue::system_clock;
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Runner};
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Hops, Runner};
 use sinew_store::queue::{AckedRow, LeaseId, Queue, RowRequest, RowSelection, Sample};
 use sinew_store::{MemoryStore, StoreError, TraceStore};
-use sinew_types::EpisodeId;
+use sinew_types::{EpisodeId, WeightsId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,10 +31,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const WAIT: Duration = Duration::from_secs(1);
 /// Interval between two attempts at a lease while episodes run.
 const LEASE_EVERY: Duration = Duration::from_millis(200);
-/// Part of the slots for which one call asks at most, so that workers that start together share tickets.
+/// Part of the slots for which one call asks at most, and the pause until the next call while slots are free,
+/// so that workers that start together share tickets.
 const LEASE_PART: usize = 4;
+const LEASE_PAUSE: Duration = Duration::from_millis(5);
 /// Traces that wait for their ack; a worker with more leases nothing.
 const MAX_UNSENT: usize = 256;
+/// Traces, and their bytes, that one call brings.
+const ACK_ROWS: usize = 64;
+const ACK_BYTES: usize = 8 << 20;
+/// Episodes that a worker names when it leaves before they have ended.
+const NAMED: usize = 8;
 /// Capacity for traces between their end and their ack.
 const STORE_BYTES: u64 = 2 << 30;
 
@@ -80,6 +90,8 @@ pub struct WorkerCounts {
     pub finished: u64,
     /// Tickets that were returned before their episodes ended.
     pub returned: u64,
+    /// Those of them whose episodes had begun: they begin again on another worker.
+    pub interrupted: u64,
     /// Episodes that were stopped: nobody wants them, or another worker has them.
     pub stopped: u64,
 }
@@ -100,8 +112,10 @@ pub struct WorkerParts {
     pub options: EpisodeOptions,
     /// Maximum number of tickets that it holds.
     pub slots: usize,
-    /// Weights of the engine; `None`: servers outside, which report their versions.
-    pub loaded: Option<Loaded>,
+    /// Weights of the engine.
+    pub weights: WorkerWeights,
+    /// Agents that open rollouts at the gateway of this worker, if it has one for them.
+    pub agents: Option<Arc<dyn LiveAgents>>,
     /// Registration of the worker.
     pub presence: Box<dyn Presence>,
     /// Episodes are its tasks.
@@ -158,7 +172,8 @@ pub fn work(
         episode: parts.episode,
         options: parts.options,
         slots: parts.slots.max(1),
-        loaded: parts.loaded,
+        weights: parts.weights,
+        agents: parts.agents,
         runtime: parts.runtime,
         notice: parts.notice,
         patience: parts.patience,
@@ -171,6 +186,9 @@ pub fn work(
         unsent: VecDeque::new(),
         counts: WorkerCounts::default(),
         leased: None,
+        more: false,
+        seen: None,
+        hops: Hops::default(),
         leaves: None,
         busy: Instant::now(),
         cancel: watch::channel(false),
@@ -228,7 +246,8 @@ struct Worker {
     episode: EpisodeParts,
     options: EpisodeOptions,
     slots: usize,
-    loaded: Option<Loaded>,
+    weights: WorkerWeights,
+    agents: Option<Arc<dyn LiveAgents>>,
     runtime: Handle,
     notice: Duration,
     patience: Duration,
@@ -246,6 +265,12 @@ struct Worker {
     counts: WorkerCounts,
     /// Time of the last attempt at a lease.
     leased: Option<Instant>,
+    /// The last lease was as large as asked for, and slots are free: there may be more tickets.
+    more: bool,
+    /// Weights of the engine when tickets were last started.
+    seen: Option<WeightsId>,
+    /// Calls for tickets, and with traces.
+    hops: Hops,
     /// Time at which it was asked to leave.
     leaves: Option<Instant>,
     /// Last time with an episode.
@@ -258,12 +283,12 @@ impl Worker {
     /// One round: orders, traces, tickets, then a short wait.
     fn turn(&mut self) -> Result<Option<WorkerEnd>, WorkerError> {
         if let Some(end) = self.obey()? {
-            self.abandon();
+            self.abandon(end);
             return Ok(Some(end));
         }
         self.send()?;
         if self.leaves.is_some_and(|since| self.may_leave(since)) {
-            self.abandon();
+            self.abandon(WorkerEnd::Drained);
             return Ok(Some(WorkerEnd::Drained));
         }
         self.lease()?;
@@ -304,6 +329,8 @@ impl Worker {
         self.drop_tickets(&unwanted.collect::<Vec<_>>());
         if (drain || (self.stop)()) && self.leaves.is_none() {
             self.leaves = Some(Instant::now());
+            self.shared.state().leaving = true;
+            self.agents.iter().for_each(|agents| agents.leave());
             let waiting: Vec<Ticket> = self.waiting.drain(..).collect();
             self.give_back(waiting.iter().map(Ticket::key).collect());
         }
@@ -335,9 +362,11 @@ impl Worker {
 
     /// Brings traces to the owner. While it does not answer they are kept.
     fn send(&mut self) -> Result<(), WorkerError> {
-        while let Some(unsent) = self.unsent.front() {
-            let row = std::slice::from_ref(&unsent.row);
-            match self.queue.ack(ROLLOUT, unsent.lease, row) {
+        while let Some(first) = self.unsent.front() {
+            let lease = first.lease;
+            let rows = together(&self.unsent);
+            let began = Instant::now();
+            match self.queue.ack(ROLLOUT, lease, &rows) {
                 Ok(settled) => {
                     // A ticket that another worker has counts there.
                     self.counts.finished += settled.changed as u64;
@@ -345,28 +374,42 @@ impl Worker {
                 }
                 Err(error) => return passing(error),
             }
-            self.shared.state().held.remove(&unsent.row.key);
-            let sent = std::slice::from_ref(&unsent.episode);
-            self.store.remove(sent).map_err(BatchError::from)?;
-            self.unsent.pop_front();
+            self.hops
+                .ack
+                .call(rows.len(), began.elapsed().as_secs_f64());
+            let sent: Vec<Unsent> = self.unsent.drain(..rows.len()).collect();
+            let mut state = self.shared.state();
+            for unsent in &sent {
+                state.held.remove(&unsent.row.key);
+            }
+            drop(state);
+            let episodes: Vec<EpisodeId> = sent.into_iter().map(|unsent| unsent.episode).collect();
+            self.store.remove(&episodes).map_err(BatchError::from)?;
         }
         Ok(())
     }
 
     /// Whether a worker that leaves since a time may go now.
     fn may_leave(&self, since: Instant) -> bool {
-        let idle = self.running.is_empty() && self.unsent.is_empty();
+        let idle = self.running.is_empty() && self.unsent.is_empty() && self.open() == 0;
         idle || since.elapsed() >= self.notice
+    }
+
+    /// Rollouts of agents that are open.
+    fn open(&self) -> usize {
+        self.agents.as_ref().map_or(0, |agents| agents.open(0).0)
     }
 
     /// Leases tickets for free slots.
     fn lease(&mut self) -> Result<(), WorkerError> {
+        self.more = false;
         let held = self.waiting.len() + self.running.len();
         let free = self.slots.saturating_sub(held);
         let paused = self.shared.state().orders.as_ref().is_none_or(|o| o.paused);
         let soon = self.leased.is_some_and(|at| at.elapsed() < LEASE_EVERY);
         let full = self.unsent.len() >= MAX_UNSENT;
-        if free == 0 || paused || full || self.leaves.is_some() || (soon && held > 0) {
+        let barred = paused || full || self.leaves.is_some() || (soon && held > 0);
+        if free == 0 || barred || !self.weights.are_there() {
             return Ok(());
         }
         let rows = free.min(self.slots.div_ceil(LEASE_PART));
@@ -377,6 +420,7 @@ impl Worker {
             ttl_ms: self.terms.lease_ms,
             take: RowSelection::Sample(Sample::rows(rows)),
         };
+        let began = Instant::now();
         let batch = match self.queue.lease(&ask, system_clock()()) {
             Ok(batch) => batch,
             Err(error) => return passing(error),
@@ -384,9 +428,11 @@ impl Worker {
         let Some(lease) = batch.lease else {
             return Ok(());
         };
+        let took_s = began.elapsed().as_secs_f64();
+        self.hops.lease.call(batch.rows.len(), took_s);
         if batch.rows.len() == rows {
-            // There may be more.
             self.leased = None;
+            self.more = rows < free;
         }
         for row in batch.rows {
             match Ticket::of_row(&row) {
@@ -407,12 +453,12 @@ impl Worker {
 
     /// Starts the episodes of tickets whose weights are here.
     fn start(&mut self) -> Result<(), WorkerError> {
-        let weights = self.loaded.as_ref().map(Loaded::get);
-        let of_servers = self.episode.engine.status().version.0;
-        let ready = |ticket: &Ticket| match weights {
-            Some(loaded) => loaded.is_some_and(|id| ticket.allows(&id)),
-            None => of_servers >= ticket.version,
-        };
+        self.seen = self.weights.followed().and_then(Loaded::get);
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let (weights, engine) = (&self.weights, self.episode.engine.as_ref());
+        let ready = |ticket: &Ticket| weights.allow(engine, ticket);
         let all: Vec<Ticket> = self.waiting.drain(..).collect();
         let (begin, wait): (Vec<_>, Vec<_>) = all.into_iter().partition(ready);
         self.waiting.extend(wait);
@@ -430,37 +476,49 @@ impl Worker {
     fn describe(&mut self) {
         let parts = &self.episode;
         let (engine, gauges) = (parts.engine.status(), parts.gauges.read());
-        let busy = self.running.len() + self.unsent.len();
+        let busy = self.running.len() + self.unsent.len() + self.open();
         if busy > 0 {
             self.busy = Instant::now();
         }
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let weights = self.weights.followed().map(Loaded::hop);
+        let weights = weights.unwrap_or_default();
         let mut state = self.shared.state();
+        let report = state.reports;
+        let hops = Hops {
+            weights,
+            report,
+            ..self.hops
+        };
         state.reading = WorkerReading {
             engine_busy_s: engine.busy_s,
             sandbox_s: parts.sandbox_wait.seconds(),
             sampled_tokens: engine.sampled_tokens,
             preemptions: engine.preemptions,
+            interrupted: self.counts.interrupted,
+            opened: self.agents.as_ref().map_or(0, |agents| agents.opened()),
             in_flight: gauges.in_flight,
             booting: gauges.booting,
             generating: gauges.generating,
             in_tool: gauges.in_tool,
-        };
-        let version = match &self.loaded {
-            Some(loaded) => loaded.get().map(|id| id.version.0),
-            None => Some(engine.version.0),
+            hops,
         };
         state.status = WorkerStatus {
-            version,
+            version: self.weights.version(parts.engine.as_ref()),
+            checksum: self.weights.checksum(),
             busy: count(busy),
             queued: count(self.waiting.len()),
             idle_s: self.busy.elapsed().as_secs_f64(),
-            cause: self.loaded.as_ref().and_then(Loaded::cause),
+            cause: self.weights.cause(),
         };
     }
 
     /// Waits a moment for episodes, or for tickets where none runs.
     fn wait(&mut self) -> Result<(), WorkerError> {
+        if self.more {
+            std::thread::sleep(LEASE_PAUSE);
+            return Ok(());
+        }
         if self.runner.is_running() {
             let ended = self.runner.ended(&mut self.cancel.1);
             let ended = self.runtime.block_on(ended)?;
@@ -488,7 +546,10 @@ impl Worker {
             return Ok(());
         }
         if !self.waiting.is_empty() || !self.unsent.is_empty() || self.leaves.is_some() {
-            std::thread::sleep(LOOK_EVERY);
+            match self.weights.followed() {
+                Some(loaded) => loaded.wait_for_other(self.seen, LOOK_EVERY),
+                None => std::thread::sleep(LOOK_EVERY),
+            }
             return Ok(());
         }
         // A look in between would miss no ticket: the next round asks before it waits again.
@@ -514,9 +575,12 @@ impl Worker {
 
     /// Pause of a worker without episodes: none if it may lease, so that tickets begin at once.
     fn idle_pause(&self) -> Duration {
-        let state = self.shared.state();
-        let paused = state.orders.as_ref().is_none_or(|o| o.paused);
-        if paused { LOOK_EVERY } else { Duration::ZERO }
+        let paused = self.shared.state().orders.as_ref().is_none_or(|o| o.paused);
+        if paused || !self.weights.are_there() {
+            LOOK_EVERY
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Returns tickets whose episodes have not ended.
@@ -539,15 +603,57 @@ impl Worker {
         }
     }
 
-    /// Stops all episodes, and returns all tickets.
-    fn abandon(&mut self) {
-        let episodes: Vec<EpisodeId> = self.running.drain().map(|(episode, _)| episode).collect();
+    /// Stops all episodes, and returns all tickets. Those of a worker that leaves begin again elsewhere.
+    fn abandon(&mut self, end: WorkerEnd) {
+        let mut episodes: Vec<EpisodeId> = self.running.drain().map(|(e, _)| e).collect();
         self.runner.stop(&episodes);
+        let agents = self.agents.as_ref().map(|agents| agents.open(NAMED));
+        let (open, named) = agents.unwrap_or_default();
+        let count = episodes.len() + open;
+        if end == WorkerEnd::Drained && count > 0 {
+            self.counts.interrupted += count as u64;
+            episodes.extend(named);
+            let why = interrupted(count, &episodes);
+            tracing::warn!(why, "the worker leaves");
+            let mut state = self.shared.state();
+            state.reading.interrupted = self.counts.interrupted;
+            state.status.cause = Some(why);
+            state.last_words = true;
+        }
         self.waiting.clear();
         self.unsent.clear();
         let held: Vec<String> = self.shared.state().held.keys().cloned().collect();
         self.give_back(held);
     }
+}
+
+/// The rows at the front of a queue that one call may bring: of one lease, and not too large. At least one.
+fn together(unsent: &VecDeque<Unsent>) -> Vec<AckedRow> {
+    let Some(first) = unsent.front() else {
+        return Vec::new();
+    };
+    let mut bytes = 0;
+    let fits = |unsent: &&Unsent| {
+        let own: usize = unsent.row.fields.iter().map(|f| f.value.len()).sum();
+        bytes += own;
+        unsent.lease == first.lease && (bytes == own || bytes <= ACK_BYTES)
+    };
+    let rows = unsent.iter().take(ACK_ROWS).take_while(fits);
+    rows.map(|unsent| unsent.row.clone()).collect()
+}
+
+/// Episodes and rollouts of agents that had not ended when their worker left: some of them by name.
+fn interrupted(count: usize, named: &[EpisodeId]) -> String {
+    let mut names: Vec<&str> = named.iter().map(EpisodeId::as_str).collect();
+    names.sort_unstable();
+    names.truncate(NAMED);
+    let more = count.saturating_sub(names.len());
+    let names = names.join(", ");
+    let more = match more {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{count} episodes had not ended and begin again on other workers: {names}{more}")
 }
 
 /// An error of the queue's server: one that may pass is logged, since the call is made again.
@@ -558,5 +664,65 @@ fn passing(error: StoreError) -> Result<(), WorkerError> {
             Ok(())
         }
         other => Err(WorkerError::Queue(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_store::queue::Field;
+
+    fn unsent(lease: u64, key: usize, bytes: usize) -> Unsent {
+        let mut row = AckedRow::of(key.to_string());
+        row.fields.push(Field::new("trace", vec![0_u8; bytes]));
+        Unsent {
+            lease: LeaseId(lease),
+            row,
+            episode: EpisodeId::new(key.to_string()),
+        }
+    }
+
+    #[test]
+    fn one_call_brings_traces_of_one_lease_up_to_its_limits() {
+        let calls = |rows: &[(u64, usize)]| {
+            let each = rows.iter().enumerate();
+            let mut left: VecDeque<Unsent> = each
+                .map(|(key, (lease, bytes))| unsent(*lease, key, *bytes))
+                .collect();
+            let mut calls = Vec::new();
+            while !left.is_empty() {
+                let rows = together(&left);
+                calls.push(rows.len());
+                left.drain(..rows.len());
+            }
+            calls
+        };
+        assert_eq!(calls(&[(1, 10), (1, 10), (2, 10), (1, 10)]), [2, 1, 1]);
+        assert_eq!(calls(&[(1, 1); 2 * ACK_ROWS + 1]), [ACK_ROWS, ACK_ROWS, 1]);
+        // A trace that is too large for a call with others has its own.
+        let large = ACK_BYTES + 1;
+        assert_eq!(
+            calls(&[(1, large), (1, 1), (1, large), (1, large)]),
+            [1, 1, 1, 1]
+        );
+        assert!(calls(&[]).is_empty());
+    }
+
+    #[test]
+    fn interrupted_episodes_are_counted_and_named_within_a_bound() {
+        let episodes = |count: usize| -> Vec<EpisodeId> {
+            let ids = (0..count).rev();
+            ids.map(|n| EpisodeId::new(format!("e{n:02}"))).collect()
+        };
+        let few = interrupted(2, &episodes(2));
+        assert!(
+            few.starts_with("2 episodes") && few.ends_with(": e00, e01"),
+            "{few}"
+        );
+        let many = interrupted(NAMED + 3, &episodes(NAMED + 3));
+        assert!(
+            many.starts_with("11 episodes") && many.ends_with("e07 and 3 more"),
+            "{many}"
+        );
     }
 }

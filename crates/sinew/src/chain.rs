@@ -122,7 +122,7 @@ impl Stages for Trainer<'_> {
 
     /// Trains one stage in its folder, and gives its last line. A folder that holds a run already is resumed.
     fn run(&mut self, plan: &RunPlan, folder: &Path) -> Result<Value, Failure> {
-        self.args.serve.address(&plan.harness)?;
+        self.args.serve.address(plan)?;
         let resume = sinew_runs::holds_run(folder).then(|| Resume {
             allow_change: self.args.allow_change.clone(),
         });

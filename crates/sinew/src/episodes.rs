@@ -7,11 +7,10 @@ use crate::output;
 use crate::{EpisodesArgs, ShowArgs};
 use clap::ValueEnum;
 use serde_json::json;
-use sinew_assembly::ENVIRONMENTS;
-use sinew_assembly::Failure;
+use sinew_assembly::{ENVIRONMENTS, Failure, run_reader};
 use sinew_dashboard::{Flagged, ListError, Outcomes, Suspicion, WAITS};
 use sinew_render::Renderer;
-use sinew_runs::{RunDirError, store_path};
+use sinew_runs::RunDirError;
 use sinew_store::{Cursor, EndKind, EpisodeSummary, ExportFormat, Filter, StoreReader, export};
 use sinew_types::{EpisodeId, Trace};
 use sinew_view::{Limits, ShowOptions, visible};
@@ -41,28 +40,12 @@ impl From<End> for EndKind {
     }
 }
 
-/// Opens the store of a run for reading.
-///
-/// # Errors
-/// If the folder has no store, as with `store.type = "memory"`, or it cannot be read.
-fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
-    let path = store_path(run_dir);
-    if !path.exists() {
-        return Err(Failure::input(format!(
-            "{} holds no stored run\n  hint: --run-dir is the folder given to `sinew train`; runs with store.type = \"memory\" keep \
-             nothing, and episodes in a database become a folder by `sinew runs copy postgres://HOST/DATABASE#NAME DIR`",
-            run_dir.display()
-        )));
-    }
-    StoreReader::open(&path).map_err(Failure::system)
-}
-
 /// An episode of a run's store, as it was stored.
 ///
 /// # Errors
 /// If there is no store, or the episode is not in it.
 pub(crate) fn stored_episode(run_dir: &Path, id: &str) -> Result<Trace, Failure> {
-    one(&open_store(run_dir)?, run_dir, id)
+    one(&run_reader(run_dir)?, run_dir, id)
 }
 
 fn one(store: &StoreReader, run_dir: &Path, id: &str) -> Result<Trace, Failure> {
@@ -105,7 +88,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
         }
         return Ok(());
     };
-    let store = open_store(run_dir)?;
+    let store = run_reader(run_dir)?;
     let mut trace = one(&store, run_dir, &args.what)?;
     let recipe = sinew_assembly::recipe_of(run_dir)?;
     let outcomes = outcomes(run_dir, &store)?;
@@ -157,7 +140,7 @@ fn page(
 pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
     let run_dir = args.run.as_ref().or(args.run_dir.as_ref());
     let run_dir = run_dir.map_or(Path::new("."), PathBuf::as_path);
-    let store = open_store(run_dir)?;
+    let store = run_reader(run_dir)?;
     let limit = args.limit.unwrap_or(LISTED);
     let filter = filter(args, limit)?;
     if let Some(file) = &args.export {

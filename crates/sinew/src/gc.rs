@@ -1,12 +1,14 @@
 //! `sinew gc`: removes stored episodes that are not needed any more.
 //!
 //! A resume goes back to a checkpoint and trains the steps after it again, from the store. So only people
-//! need the episodes of steps before the oldest kept checkpoint. No other file of a run is ever removed.
+//! need the episodes of steps before the oldest kept checkpoint. No other file of a run is ever removed. Of a
+//! store in a database whose payloads are elsewhere, the objects go that no episode refers to any more.
 
 use crate::output;
 use clap::Args;
 use serde_json::json;
 use sinew_assembly::{Expiry, Failure};
+use sinew_store::SweepReport;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,7 +26,10 @@ pub(crate) struct GcArgs {
     /// Episodes of environments that have another version in this recipe now
     #[arg(long, value_name = "RECIPE")]
     env_changed: Option<PathBuf>,
-    /// Count what would be removed, and remove nothing
+    /// Objects that no episode of a store in a database refers to go when they are older than this
+    #[arg(long, value_name = "AGE", default_value = "1d", value_parser = age)]
+    objects_older_than: f64,
+    /// Count what would be removed, list the objects, and remove nothing
     #[arg(long)]
     dry_run: bool,
     /// Go on without stored episodes that cannot be read any more
@@ -73,12 +78,19 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
             .map(sinew_assembly::versions)
             .transpose()?,
     };
-    let removed = sinew_assembly::expire(&args.run_dir, &expiry, args.dry_run, args.accept_loss)?;
-    let (step, report) = (removed.through_step, removed.report);
+    let objects_before = ago(args.objects_older_than);
+    let removed = sinew_assembly::expire(
+        &args.run_dir,
+        &expiry,
+        objects_before,
+        args.dry_run,
+        args.accept_loss,
+    )?;
+    let (step, report, objects) = (removed.through_step, removed.report, &removed.objects);
     if args.json {
         output::print_json(&json!({
             "through_step": step, "episodes": report.episodes, "bytes": report.bytes,
-            "needed": removed.needed, "dry_run": args.dry_run,
+            "needed": removed.needed, "dry_run": args.dry_run, "objects": objects,
         }));
         return Ok(());
     }
@@ -96,13 +108,47 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
         let needed = removed.needed;
         text += &format!("; {needed} more are kept, since going on with --resume may need them");
     }
-    output::print(&(text + "\n"));
+    output::print(&(text + "\n" + &swept(objects, args.dry_run)));
     Ok(())
+}
+
+/// The end of objects that no episode refers to; empty without any. A dry run names them.
+fn swept(objects: &SweepReport, dry_run: bool) -> String {
+    let (count, mib) = (objects.objects, objects.bytes as f64 / f64::from(1 << 20));
+    if count == 0 {
+        return String::new();
+    }
+    if !dry_run {
+        return format!("{count} objects that no episode refers to deleted, {mib:.1} MiB freed\n");
+    }
+    let mut text =
+        format!("{count} objects that no episode refers to would be deleted, {mib:.1} MiB:\n");
+    for name in &objects.names {
+        text += &format!("  {name}\n");
+    }
+    let more = count.saturating_sub(objects.names.len() as u64);
+    if more > 0 {
+        text += &format!("  ... and {more} more\n");
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_dry_run_names_objects_and_counts_the_rest() {
+        assert_eq!(swept(&SweepReport::default(), true), "");
+        let mut objects = SweepReport::default();
+        for n in 0..1_002 {
+            objects.add(format!("s/0/ab/{n}"), 1 << 20);
+        }
+        assert!(!swept(&objects, false).contains("s/0"));
+        let listed = swept(&objects, true);
+        assert!(listed.starts_with("1002 objects"), "{listed}");
+        assert!(listed.contains("  s/0/ab/999\n") && listed.ends_with("and 2 more\n"));
+    }
 
     #[test]
     fn ages_have_a_unit() {

@@ -710,7 +710,7 @@ impl RunArgs {
         recipe: &RunPlan,
         command: &'static str,
     ) -> Result<train::TrainOptions, Failure> {
-        self.serve.address(&recipe.harness)?;
+        self.serve.address(recipe)?;
         let resume = (self.resume && sinew_runs::holds_run(folder)).then(|| Resume {
             allow_change: self.allow_change.clone(),
         });

@@ -18,8 +18,13 @@ pub(crate) struct OwnerArgs {
 
 impl OwnerArgs {
     /// Whether the owner was named by its address.
-    pub(crate) fn is_address(&self) -> bool {
+    fn is_address(&self) -> bool {
         self.owner.starts_with("http://") || self.owner.starts_with("https://")
+    }
+
+    /// The run's folder, if it was not named by its address.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        (!self.is_address()).then(|| Path::new(&self.owner))
     }
 
     /// The client of the owner. Nothing is sent.

@@ -387,10 +387,7 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let queue = DiskQueue::in_store(&args.store, &args.name, limits, args.accept_loss);
     let queue: Arc<dyn Queue> =
         Arc::new(queue.map_err(|e| Failure::input(format!("--store: {e}")))?);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(listen(args, endpoint, queue, token))
 }
 

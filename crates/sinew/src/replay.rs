@@ -11,7 +11,6 @@ use sinew_assembly::{Failure, Replayer, StepChange};
 use sinew_orchestrator::StepRecord;
 use sinew_recipe::RunPlan;
 use sinew_rollout::{PartDrift, ReplayChange, ReplayedEpisode};
-use sinew_store::TraceStore;
 use sinew_types::{EpisodeEnd, Trace};
 use sinew_view::{ShowOptions, visible};
 use std::io::IsTerminal;
@@ -355,11 +354,10 @@ pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
 /// Adds a fork to the run's store, with the purpose `fork`. A run that trains holds it: then the fork is only
 /// printed.
 fn keep(run_dir: &Path, trace: &Trace) -> Result<bool, Failure> {
-    let folder = sinew_runs::store_path(run_dir);
     if sinew_runs::in_use(run_dir) {
         return Ok(false);
     }
-    let store = sinew_assembly::disk_store(&folder, false).map_err(Failure::system)?;
+    let store = sinew_assembly::run_store(run_dir, false)?;
     store.commit(trace).map_err(Failure::system)?;
     Ok(true)
 }

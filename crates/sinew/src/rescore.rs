@@ -7,7 +7,7 @@ use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, OwnReward};
 use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
 use sinew_rollout::{ScoreChanges, rescore, tasks_of};
-use sinew_store::{DiskStore, Filter, MAX_PAGE, ScoreRecord, StoreReader, TraceStore};
+use sinew_store::{Filter, MAX_PAGE, ScoreRecord, StoreReader, TraceStore};
 use sinew_types::{EpisodeId, Task, TaskId};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -67,18 +67,14 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
         let hint = "the recipe has no reward of its own\n  hint: --reward \"exact(answer)\"";
         return Err(Failure::input(hint));
     }
-    let folder = sinew_runs::store_path(&args.run_dir);
-    let reader = StoreReader::open(&folder).map_err(Failure::input)?;
+    let reader = sinew_assembly::run_reader(&args.run_dir)?;
     let tasks = tasks(&reader, &args.purpose, &members)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
-    let runtime = runtime.map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     let renderer = sinew_assembly::renderer_of(&args.run_dir, &run)?;
     let store = if args.dry_run {
         None
     } else {
-        Some(sinew_assembly::disk_store(&folder, false).map_err(Failure::input)?)
+        Some(sinew_assembly::run_store(&args.run_dir, false)?)
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_us = now.map_or(0, |d| d.as_micros() as u64);
@@ -100,7 +96,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
             .iter()
             .flat_map(|r| r.records(&args.source, now_us));
         if let Some(store) = &store {
-            new += write(store, &records.collect::<Vec<_>>())?;
+            new += write(store.as_ref(), &records.collect::<Vec<_>>())?;
         }
         Ok(())
     })?;
@@ -175,7 +171,7 @@ fn pages(
 ///
 /// # Errors
 /// If the store cannot be written.
-fn write(store: &DiskStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
+fn write(store: &dyn TraceStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
     let mut new = 0;
     for chunk in records.chunks(10_000) {
         let put = store.put_scores(chunk).map_err(Failure::system)?;

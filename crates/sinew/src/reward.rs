@@ -3,8 +3,8 @@
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::json;
-use sinew_assembly::Failure;
-use sinew_store::{IMPORT_SOURCE, ImportReport, StoreError, import_file};
+use sinew_assembly::{Failure, import_rewards};
+use sinew_store::{IMPORT_SOURCE, ImportReport};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -46,13 +46,7 @@ pub(crate) fn run(args: &RewardArgs) -> Result<(), Failure> {
     let RewardCommand::Import(args) = &args.command;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_us = now.map_or(0, |d| d.as_micros() as u64);
-    let store = sinew_runs::store_path(&args.run_dir);
-    let live = sinew_runs::in_use(&args.run_dir);
-    let report =
-        import_file(&store, &args.file, &args.source, now_us, live).map_err(|e| match e {
-            StoreError::Missing { .. } | StoreError::Io { .. } => Failure::input(e),
-            e => Failure::system(format!("store: {e}")),
-        })?;
+    let report = import_rewards(&args.run_dir, &args.file, &args.source, now_us)?;
     if args.json {
         output::print_json(&json!(report));
     } else {

@@ -8,7 +8,7 @@ use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, StorePlace};
 use sinew_orchestrator::Process;
-use sinew_store::{CopyPhase, CopyProgress, StoreReader};
+use sinew_store::{CopyPhase, CopyProgress};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `sinew runs`.
@@ -179,8 +179,9 @@ fn collection(folder: &Path, name: &str, as_json: bool) {
     let shown = folder.display();
     let (process, why) = sinew_runs::process_of(folder);
     let state = process.name();
-    let store = StoreReader::open(&sinew_runs::store_path(folder));
-    match (store.and_then(|store| store.stats()), as_json) {
+    let store = sinew_assembly::run_reader(folder);
+    let stats = store.and_then(|store| store.stats().map_err(Failure::system));
+    match (stats, as_json) {
         (Ok(stored), true) => output::print_json(&json!({
             "run_dir": folder, "state": state, "why": why, "collection": { "name": name, "stored": stored },
         })),
@@ -193,8 +194,8 @@ fn collection(folder: &Path, name: &str, as_json: bool) {
             s.bytes as f64 / f64::from(1 << 20),
             why.map_or_else(String::new, |why| reason(process, &why)),
         )),
-        (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.to_string() })),
-        (Err(e), false) => output::print(&format!("{shown}  unreadable: {e}\n")),
+        (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.text() })),
+        (Err(e), false) => output::print(&format!("{shown}  unreadable: {}\n", e.text())),
     }
 }
 

@@ -194,10 +194,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let token = control_token(args)?;
     let endpoint = args.tls.endpoint("--listen", args.listen)?;
     let (gateway, pool, engine) = gateway(args)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     if let Some(folder) = &args.follow {
         let (follower, json) = (WeightsFollower::new(folder), args.json);
         runtime.spawn(follow(engine, follower, move |followed| {
@@ -636,14 +633,14 @@ fn spoken(renderer: &Arc<dyn Renderer>, file: &Path) -> Result<Script, Failure> 
     let text = std::fs::read_to_string(file).map_err(|e| refused(e.to_string()))?;
     let lines = text.lines().enumerate();
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
-    let stop = renderer.stop_ids().first().copied();
     let turn = |(i, line): (usize, &str)| {
         let line: Line =
             serde_json::from_str(line).map_err(|e| refused(format!("line {}: {e}", i + 1)))?;
+        let (said, end) = split_end(renderer.as_ref(), &line.say);
         let mut ids = renderer
-            .encode_text(&line.say)
+            .encode_text(said)
             .map_err(|e| refused(format!("line {}: say: {e}", i + 1)))?;
-        ids.extend(stop);
+        ids.extend(end);
         Ok((line, ids))
     };
     let turns = lines.map(turn).collect::<Result<Vec<_>, Failure>>()?;
@@ -659,6 +656,16 @@ fn spoken(renderer: &Arc<dyn Renderer>, file: &Path) -> Result<Script, Failure> 
         let last = || turns.iter().rfind(given);
         next.or_else(last).map(|(_, ids)| ids.clone())
     }))
+}
+
+/// The words of a turn, and the token that ends it: the one that stands behind them, or the model's first.
+fn split_end<'s>(renderer: &dyn Renderer, say: &'s str) -> (&'s str, Option<TokenId>) {
+    let stops = renderer.stop_ids();
+    let written = stops.iter().find_map(|&id| {
+        let mark = renderer.decode_with_special(&[id]);
+        Some((say.strip_suffix(mark.as_str())?, Some(id)))
+    });
+    written.unwrap_or((say, stops.first().copied()))
 }
 
 /// Options about servers have no effect on engines of this process, and are refused there.

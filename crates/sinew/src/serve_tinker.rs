@@ -97,10 +97,7 @@ pub(crate) fn run(args: &TinkerArgs, shared: Shared<'_>) -> Result<(), Failure> 
     };
     let (config, parts) = tinker_desk(&options)?;
     let (desk, running) = Desk::open(config, parts).map_err(|e| refused(&e))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     let served = runtime.block_on(serve(&desk, endpoint, opened, &options, shared));
     drop(running);
     served

@@ -5,7 +5,7 @@ use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
 use sinew_assembly::{Endpoint, Failure, TlsArgs};
-use sinew_dashboard::{Dashboard, NoRenderer, Ports};
+use sinew_dashboard::{Dashboard, NoRenderer, NoStore, Ports};
 use sinew_recipe::RunPlan;
 use sinew_view::say;
 use std::net::SocketAddr;
@@ -33,6 +33,9 @@ fn ports() -> Ports {
         renderer: Arc::new(|folder: &Path, recipe: &RunPlan| {
             let renderer = sinew_assembly::renderer_of(folder, recipe);
             renderer.map_err(|e| NoRenderer(e.text().to_owned()))
+        }),
+        store: Arc::new(|folder: &Path| {
+            sinew_assembly::run_reader(folder).map_err(|e| NoStore(e.text().to_owned()))
         }),
         late: Arc::new(sinew_assembly::late_config),
         environments: sinew_assembly::ENVIRONMENTS,

@@ -3,7 +3,7 @@
 //! | role | what it does | ends |
 //! |---|---|---|
 //! | `rollout` | runs episodes with weights that follow the run's | with the run, or when it is asked to |
-//! | `engine` | serves the run's newest weights to clients with its token | as above |
+//! | `engine` | serves the run's newest weights to its workers, and to clients with its token | as above |
 //! | `scorer` | scores rows of a queue by the recipe's reward | when it is asked to |
 //! | `sandbox` | serves sandboxes, as `sinew serve --sandbox-only` | when it is asked to |
 //!
@@ -17,7 +17,7 @@ mod scorer;
 
 use crate::serve::ServeArgs;
 use clap::{Args, Parser};
-use sinew_assembly::{Failure, ServeAt, TlsArgs, WorkerOptions};
+use sinew_assembly::{Failure, ServeAt, TlsArgs, WorkerEngines, WorkerOptions};
 use sinew_control::RoleKind;
 use sinew_workers::{DeskClient, DeskError, RunTerms};
 use std::net::SocketAddr;
@@ -48,11 +48,16 @@ pub(crate) struct WorkerArgs {
     /// Role rollout: episodes at the same time; default: rollout.max_in_flight of the recipe, at most 32
     #[arg(long, value_parser = crate::at_least_one)]
     slots: Option<usize>,
+    /// Role rollout: engines that sample its episodes: its own, or roles of the registry; auto, the default:
+    /// roles if the recipe has `[launch.engine]`
+    #[arg(long, value_enum, value_name = "WHICH")]
+    engines: Option<WorkerEngines>,
     /// Roles rollout and engine: folder of this host for the run's weights, which all of its workers share;
     /// default: a folder in the memory of the host
     #[arg(long, value_name = "DIR")]
     weights_dir: Option<PathBuf>,
-    /// Role rollout: address at which a service of harness.type = "service" reaches the model of this worker
+    /// Role rollout: address at which a service of harness.type = "service", or agents of harness.type =
+    /// "live", reach the model of this worker
     #[arg(long, value_name = "ADDR")]
     serve: Option<SocketAddr>,
     /// Roles engine and sandbox: address to listen on
@@ -112,8 +117,9 @@ impl WorkerArgs {
     /// Refuses options that have no effect with the role.
     fn check(&self) -> Result<(), Failure> {
         use RoleKind::{Engine, Rollout, Sandbox, Scorer};
-        let given: [(&str, bool, &[RoleKind]); 7] = [
+        let given: [(&str, bool, &[RoleKind]); 8] = [
             ("--slots", self.slots.is_some(), &[Rollout]),
+            ("--engines", self.engines.is_some(), &[Rollout]),
             ("--serve", self.serve.is_some(), &[Rollout]),
             (
                 "--weights-dir",
@@ -166,15 +172,17 @@ impl WorkerArgs {
         }
     }
 
-    fn options(&self, runtime: Handle, stop: &Stop) -> WorkerOptions {
+    fn options(&self, runtime: Handle, stop: &Stop) -> Result<WorkerOptions, Failure> {
         let (public, tls) = (self.advertise.clone(), self.tls.clone());
-        WorkerOptions {
+        Ok(WorkerOptions {
+            token: self.token()?,
+            engines: self.engines.unwrap_or_default(),
             weights_dir: self.weights_dir.clone(),
-            serve: ServeAt::of_worker(self.serve, public, tls),
+            serve: ServeAt::of_worker(self.serve, public, &self.token_file, tls),
             patience: self.patience(),
             runtime,
             stop: Arc::clone(stop),
-        }
+        })
     }
 
     /// Sandboxes over HTTP: the command that serves them, with the owner at which it registers.

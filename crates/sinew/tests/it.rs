@@ -144,8 +144,9 @@ mod workers;
 mod worlds;
 
 use serde_json::Value;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn root() -> PathBuf {
@@ -156,6 +157,31 @@ fn sinew() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
     command.current_dir(root());
     command
+}
+
+/// A process that is killed when the test is over.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One that has ended already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
 }
 
 /// `recipes/tiny.toml` with a model of a hundred thousand weights: 60 steps in seconds.
@@ -209,6 +235,17 @@ fn run_ok(command: &mut Command) -> String {
         output.status
     );
     out.into_owned()
+}
+
+/// JSON values, one a line.
+fn json_lines(text: &str) -> Vec<Value> {
+    let lines = text.lines();
+    lines.map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+/// The values of a file of JSON lines.
+fn json_file(file: impl AsRef<Path>) -> Vec<Value> {
+    json_lines(&std::fs::read_to_string(file).unwrap())
 }
 
 fn failure(output: &Output, code: i32) -> String {
@@ -435,10 +472,7 @@ fn passes_every_check(recipe: &str) -> String {
     let output = sinew().args(["check", recipe, "--json"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    let rows: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let rows = json_lines(&text);
     let (failed, passed): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["ok"] == false);
     assert!(passed.len() >= 7, "{recipe}: {text}{errors}");
     for row in &failed {

@@ -12,7 +12,7 @@ use crate::composition::{
 };
 use crate::kind::AlgorithmKind;
 use crate::stats;
-use sinew_types::{Aggregation, Correction, LossSpec, Surrogate};
+use sinew_types::{Aggregation, LossSpec, Surrogate};
 use std::collections::BTreeMap;
 
 /// Added to a standard deviation before dividing.
@@ -20,18 +20,11 @@ pub const STD_EPSILON: f64 = 1e-6;
 
 /// PPO's token clip without further terms.
 pub(crate) fn clip_loss(low: f32, high: f32) -> LossSpec {
-    LossSpec {
-        surrogate: Surrogate::Clip {
-            low,
-            high,
-            dual: None,
-        },
-        correction: Correction::None,
-        kl: None,
-        entropy: 0.0,
-        value: None,
-        teacher: None,
-    }
+    LossSpec::new(Surrogate::Clip {
+        low,
+        high,
+        dual: None,
+    })
 }
 
 /// Default composition.

@@ -39,13 +39,7 @@ pub struct Collection {
     pub started: Instant,
 }
 
-impl std::fmt::Debug for Collection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Collection")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Collection, config);
 
 /// Result of a collection that has ended.
 #[derive(Clone, Debug, Default)]

@@ -70,6 +70,32 @@ fn a_role_knows_its_owner_and_its_name() {
 }
 
 #[test]
+fn an_engine_listens_where_the_workers_of_the_run_reach_it() {
+    let mut plan = plan("[launch]\n[launch.rollout]\n[launch.engine]\ngpus = 1\n");
+    let command = |plan: &RunPlan, url: &str, ca_file: Option<&str>| {
+        let place = ControlPlace {
+            url: url.into(),
+            token_file: "/run/token".into(),
+            ca_file: ca_file.map(PathBuf::from),
+            fence: 1,
+        };
+        let id = RoleId::new("demo-1", RoleKind::Engine, 0, 0);
+        let launch = plan.launch.as_ref().unwrap();
+        worker(launch, &id, RoleKind::Engine, &place).command.join(" ")
+    };
+    let local = command(&plan, "http://127.0.0.1:1", None);
+    assert!(local.contains(" --listen 127.0.0.1:0") && !local.contains("--tls"), "{local}");
+    launch_on(&mut plan, "slurm").unwrap();
+    let own = command(&plan, "https://owner:8092", Some("/run/tls/ca.pem"));
+    assert!(own.contains(" --listen 0.0.0.0:0 --tls-own /run/tls"), "{own}");
+    let plain = command(&plan, "http://owner:8092", None);
+    assert!(plain.contains(" --listen 0.0.0.0:0 --insecure-plain-http"), "{plain}");
+    // With a certificate of somebody else the role says what it needs.
+    let other = command(&plan, "https://owner:8092", None);
+    assert!(!other.contains("--tls") && !other.contains("--insecure"), "{other}");
+}
+
+#[test]
 fn an_owner_is_reached_where_its_engine_puts_it() {
     let plan = plan("[launch]\nlisten = \"10.0.0.7:9000\"\n");
     let launch = plan.launch.as_ref().unwrap();

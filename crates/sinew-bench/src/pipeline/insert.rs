@@ -45,10 +45,8 @@ fn episode(number: usize) -> Trace {
         task: Task {
             id: TaskId::new(format!("bench/train/{}", group % 5000)),
             kind: ["code", "math", "search"][group % 3].into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: serde_json::Value::Null,
             seed: group as u64,
+            ..Task::default()
         },
         draw: group as u64,
         purpose: "train".into(),

@@ -60,14 +60,11 @@ struct Shared {
     wait: Duration,
 }
 
-impl std::fmt::Debug for HttpEnvFactory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HttpEnvFactory")
-            .field("name", &self.shared.name)
-            .field("remote", &self.shared.server.remote)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    HttpEnvFactory as this,
+    name = this.shared.name,
+    remote = this.shared.server.remote
+);
 
 impl HttpEnvFactory {
     /// Asks the server what it is. It blocks the thread.

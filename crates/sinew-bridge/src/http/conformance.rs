@@ -138,10 +138,9 @@ fn empty() -> Task {
     Task {
         id: TaskId::new("conformance"),
         kind: "test".into(),
-        preamble: Vec::new(),
         prompt: "A test of the protocol.".into(),
         data: json!({}),
-        seed: 0,
+        ..Task::default()
     }
 }
 

@@ -90,13 +90,7 @@ pub struct Remote {
     pub(crate) timeout: Duration,
 }
 
-impl std::fmt::Debug for Remote {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Remote")
-            .field("base", &self.base)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Remote, base);
 
 impl Remote {
     /// A client of the server at `url`. It follows no redirects and uses no proxy.

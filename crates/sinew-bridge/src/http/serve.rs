@@ -59,14 +59,7 @@ pub struct ServeOptions {
     pub tasks: Option<Arc<dyn Taskset>>,
 }
 
-impl std::fmt::Debug for ServeOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServeOptions")
-            .field("max_episodes", &self.max_episodes)
-            .field("lease", &self.lease)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ServeOptions, max_episodes, lease);
 
 /// An environment as a server.
 #[derive(Clone)]
@@ -89,13 +82,7 @@ struct Shared {
     requests: Arc<Semaphore>,
 }
 
-impl std::fmt::Debug for EnvServer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EnvServer")
-            .field("name", &self.shared.described.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(EnvServer as this, name = this.shared.described.name);
 
 /// One episode. Its requests take turns.
 struct Episode {

@@ -60,7 +60,8 @@ pub(crate) struct Slot {
     /// The last change of its state.
     pub(crate) since_ms: u64,
     pub(crate) cause: Option<String>,
-    pub(crate) quarantined: bool,
+    /// Time since which its weights are not those that they claim to be.
+    pub(crate) quarantined_ms: Option<u64>,
 }
 
 impl Slot {

@@ -229,6 +229,26 @@ fn the_first_error_of_a_role_stays() {
 }
 
 #[test]
+fn the_last_words_of_a_role_that_drains_are_an_event_and_no_failure() {
+    let mut registry = registry();
+    let id = registry.register(&engine(""), None, 0).unwrap().id;
+    registry.drain(id.as_str(), Some(3), 1).unwrap();
+    let words = Heartbeat {
+        cause: Some("2 episodes had not ended".into()),
+        ..Heartbeat::default()
+    };
+    for now_ms in [2, 3] {
+        let orders = registry.beat(id.as_str(), 3, words.clone(), now_ms);
+        assert!(orders.unwrap().drain);
+    }
+    registry.leave(id.as_str(), 3, 4).unwrap();
+    let events = registry.events_after(0);
+    let causes = events.iter().filter_map(|event| event.cause.as_deref());
+    assert_eq!(causes.collect::<Vec<_>>(), ["2 episodes had not ended"]);
+    assert!(registry.views(4).is_empty(), "it left as it should");
+}
+
+#[test]
 fn counts_are_absolute_and_met_once() {
     let mut registry = registry();
     let plan = registry.scale(RoleKind::Engine, 3, true, 0).unwrap();

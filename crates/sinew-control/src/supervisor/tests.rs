@@ -11,6 +11,7 @@ fn limits() -> SupervisorLimits {
         backoff_ms: 100,
         longest_backoff_ms: 300,
         unlisted_ms: 500,
+        quarantine_ms: 400,
     }
 }
 
@@ -190,4 +191,72 @@ fn nothing_starts_any_more_at_the_end() {
     registry.scale(RoleKind::Rollout, 1, false, 0).unwrap();
     core.end();
     assert!(core.decide(&mut registry, Some(&[]), 0).is_empty());
+}
+
+/// An engine registers, and serves version 6 in place of 5.
+fn wrong_engine(registry: &mut Registry, name: &str, now_ms: u64) {
+    let engine = Registration {
+        kind: RoleKind::Engine,
+        address: Some("http://h:1".into()),
+        ..registration(name)
+    };
+    registry.register(&engine, None, now_ms).unwrap();
+    let beat = Heartbeat {
+        version: Some(6),
+        ..Heartbeat::default()
+    };
+    registry.beat(name, 1, beat, now_ms).unwrap();
+}
+
+#[test]
+fn an_engine_that_stays_in_quarantine_is_replaced_after_a_pause_and_with_a_bound() {
+    let (mut core, mut registry) = pair();
+    registry.set_weights(5, None, 0);
+    registry.scale(RoleKind::Engine, 1, false, 0).unwrap();
+    let first = "run-engine-0-0";
+    assert_eq!(starts(&core.decide(&mut registry, Some(&[]), 0)), [first]);
+    wrong_engine(&mut registry, first, 10);
+    let running = [listed(first, Launched::Running)];
+    assert!(core.decide(&mut registry, Some(&running), 10).is_empty());
+    assert!(core.decide(&mut registry, Some(&running), 409).is_empty());
+    let steps = core.decide(&mut registry, Some(&running), 410);
+    assert_eq!(steps, [Step::Stop(first.into())]);
+    // The engine that is to end is asked again for as long as its launcher lists it.
+    let steps = core.decide(&mut registry, Some(&running), 500);
+    assert_eq!(steps, [Step::Stop(first.into())]);
+    let steps = core.decide(&mut registry, Some(&[]), 510);
+    assert_eq!(starts(&steps), ["run-engine-0-1"]);
+    let cause = registry.views(510)[0].cause.clone().unwrap();
+    assert!(cause.contains("serves weights of version 6"), "{cause}");
+    for (name, at, next) in [
+        ("run-engine-0-1", 600, Some("run-engine-0-2")),
+        ("run-engine-0-2", 1_500, None),
+    ] {
+        wrong_engine(&mut registry, name, at);
+        let running = [listed(name, Launched::Running)];
+        let steps = core.decide(&mut registry, Some(&running), at + 400);
+        assert_eq!(steps, [Step::Stop(name.into())]);
+        let steps = core.decide(&mut registry, Some(&[]), at + 800);
+        assert_eq!(starts(&steps), next.into_iter().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn quarantine_that_passes_or_is_a_persons_ends_nothing() {
+    let (mut core, mut registry) = pair();
+    registry.set_weights(5, None, 0);
+    registry.scale(RoleKind::Engine, 1, false, 0).unwrap();
+    let name = "run-engine-0-0";
+    core.decide(&mut registry, Some(&[]), 0);
+    wrong_engine(&mut registry, name, 10);
+    // The wanted weights follow: the engine was ahead.
+    registry.set_weights(6, None, 300);
+    let running = [listed(name, Launched::Running)];
+    assert!(core.decide(&mut registry, Some(&running), 900).is_empty());
+    assert_eq!(registry.views(900)[0].state, RoleState::Ready);
+    let (mut core, mut registry) = pair();
+    registry.set_weights(5, None, 0);
+    wrong_engine(&mut registry, "run-engine-3-0", 10);
+    assert!(core.decide(&mut registry, Some(&[]), 10).is_empty());
+    assert!(core.decide(&mut registry, Some(&[]), 900).is_empty());
 }

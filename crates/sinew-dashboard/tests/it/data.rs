@@ -1,8 +1,9 @@
 //! The folder of a made-up run: recipe, records, store, live state.
 
+use sinew_dashboard::NoStore;
 use sinew_orchestrator::{EpisodeStats, EvalRecord, StepRecord};
 use sinew_render::Renderer;
-use sinew_store::{DiskStore, StoreOptions, TraceStore, TrainedBatch};
+use sinew_store::{DiskStore, StoreOptions, StoreReader, TraceStore, TrainedBatch};
 use sinew_types::{
     Content, EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Media, MediaSource,
     Message, NO_PARENT, Node, Origin, Outcome, Part, PathToken, PolicyVersion, Provenance, Role,
@@ -23,6 +24,11 @@ fn noise(seed: u64) -> f64 {
     let z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     ((z ^ (z >> 32)) % 10_000) as f64 / 10_000.0
+}
+
+/// The store of such a run.
+pub(crate) fn open_store(folder: &Path) -> Result<StoreReader, NoStore> {
+    StoreReader::open(&folder.join("store")).map_err(|e| NoStore(e.to_string()))
 }
 
 /// Writes a run of so many steps, with so many groups a step. `lift` moves its rewards.
@@ -89,16 +95,8 @@ fn token_signals(folder: &Path, step: u64, traces: &[Trace]) {
             tokens: path.iter().map(|t| t.id).collect(),
             weights: path.iter().map(weight).collect(),
             advantages: path.iter().map(|t| sign * weight(t)).collect(),
-            temperatures: Vec::new(),
             behaviour_logprobs: path.iter().map(|t| t.logprob.unwrap_or(0.0)).collect(),
-            ref_logprobs: None,
-            prox_logprobs: None,
-            values: None,
-            returns: None,
-            teacher_top: None,
-            masks: None,
-            routes: Vec::new(),
-            oldest_version: PolicyVersion(0),
+            ..TrainRow::default()
         };
         let logprobs = path.iter().map(|t| t.logprob.unwrap_or(0.0) + change(t));
         (row, Some(logprobs.collect()))

@@ -25,6 +25,7 @@ fn serve(folder: &Path) -> Served {
     serve_with(
         folder,
         Ports {
+            store: Arc::new(data::open_store),
             renderer: Arc::new(|_, _| Ok(Arc::new(sinew_render::byte_renderer().unwrap()))),
             environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
             late: Arc::new(|_| None),

@@ -202,6 +202,7 @@ fn episodes_are_compared_by_their_tokens_with_and_without_the_tokenizer() {
     data::run(&run, 2, 2, 0.0);
     wordless(&run);
     let none = Ports {
+        store: Arc::new(data::open_store),
         renderer: Arc::new(|_, _| Err(NoRenderer("it was never here".into()))),
         environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
         late: Arc::new(|_| None),

@@ -2,8 +2,8 @@
 
 use crate::servers::{PostgresServer, S3Server};
 use crate::support::{id, new_name, open_at, trace, url};
-use sinew_store::{CommitOutcome, StoreError, TraceStore};
-use sinew_types::{Media, MediaSource, Part, Trace};
+use sinew_store::{CommitOutcome, StoreError, Sweep, SweepReport, TraceStore};
+use sinew_types::{EpisodeId, Media, MediaSource, Part, Trace};
 use std::path::Path;
 use std::process::Command;
 
@@ -58,6 +58,93 @@ fn use_store(store: &dyn TraceStore) {
     assert_eq!(store.remove(&[id(1), id(3)]).unwrap().episodes, 2);
     assert_eq!(store.get(&id(1)).unwrap(), None);
     assert_eq!(store.get(&id(5)).unwrap().as_ref(), Some(&traces[5]));
+}
+
+/// Deletes what no episode refers to, or lists it, whatever its age.
+fn swept(store: &dyn TraceStore, gone: &[EpisodeId], dry_run: bool) -> SweepReport {
+    let sweep = Sweep {
+        before_unix_s: f64::INFINITY,
+        gone,
+        dry_run,
+    };
+    store.sweep(&sweep).unwrap()
+}
+
+/// A picture that two episodes share goes with the last of them, and comes back with another.
+fn sweep_store(store: &dyn TraceStore) {
+    let none = SweepReport::default();
+    let traces: Vec<_> = (0..4)
+        .map(|n| with_picture(n, &picture(['a', 'b'][n as usize % 2])))
+        .collect();
+    store.commit_batch(&traces).unwrap();
+    assert_eq!(swept(store, &[], false), none);
+    store.remove(&[id(0)]).unwrap();
+    assert_eq!(swept(store, &[], false), none);
+    // A dry run lists what goes with an episode: its trace, and the picture that only it has now.
+    let listed = swept(store, &[id(2)], true);
+    assert_eq!(listed.objects, 2, "{listed:?}");
+    assert_eq!(swept(store, &[id(2)], true), listed);
+    store.remove(&[id(2)]).unwrap();
+    let young = Sweep {
+        before_unix_s: 0.0,
+        gone: &[],
+        dry_run: false,
+    };
+    assert_eq!(store.sweep(&young).unwrap(), none);
+    let deleted = swept(store, &[], false);
+    assert_eq!(
+        (deleted.objects, deleted.names.len()),
+        (1, 1),
+        "{deleted:?}"
+    );
+    assert!(deleted.bytes > 50_000 && listed.names.contains(&deleted.names[0]));
+    assert_eq!(swept(store, &[], false), none);
+    for n in [1, 3] {
+        assert_eq!(store.get(&id(n as u64)).unwrap().as_ref(), Some(&traces[n]));
+    }
+    let again = with_picture(9, &picture('a'));
+    store.commit(&again).unwrap();
+    assert_eq!(store.get(&id(9)).unwrap(), Some(again));
+}
+
+#[test]
+fn objects_that_no_episode_refers_to_are_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let objects = format!("file://{}", folder.path().display());
+    sweep_store(&open_at(&url(), &new_name(), Some(&objects)));
+    // The file that a crash left is deleted, and objects of other stores in the same place stay.
+    let (name, other) = (new_name(), folder.path().join("other/0/ab"));
+    std::fs::create_dir_all(&other).unwrap();
+    std::fs::write(other.join("x"), "of another store").unwrap();
+    let store = open_at(&url(), &name, Some(&objects));
+    store.commit(&trace(0, 20)).unwrap();
+    let left = folder.path().join(store.identity()).join("0/ab/part-0-0");
+    std::fs::create_dir_all(left.parent().unwrap()).unwrap();
+    std::fs::write(&left, "half").unwrap();
+    let deleted = swept(&store, &[], false);
+    assert!(deleted.objects == 1 && !left.exists(), "{deleted:?}");
+    assert!(other.join("x").exists());
+    assert_eq!(store.get(&id(0)).unwrap(), Some(trace(0, 20)));
+    // Payloads in the database have no objects.
+    let inside = open_at(&url(), &new_name(), None);
+    assert_eq!(swept(&inside, &[], false), SweepReport::default());
+}
+
+#[test]
+fn a_commit_that_a_sweep_overtook_writes_its_objects_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (objects, name) = (format!("file://{}", folder.path().display()), new_name());
+    let [writer, other] = [(); 2].map(|()| open_at(&url(), &name, Some(&objects)));
+    writer.commit(&with_picture(0, &picture('a'))).unwrap();
+    other.remove(&[id(0)]).unwrap();
+    assert_eq!(swept(&other, &[], false).objects, 1);
+    // The writer finds its picture neither there nor under the name that it knows.
+    let seen = with_picture(1, &picture('a'));
+    assert_eq!(writer.commit(&seen).unwrap(), CommitOutcome::New);
+    assert_eq!(other.get(&id(1)).unwrap().as_ref(), Some(&seen));
+    // Its first objects are left, and nothing else.
+    assert_eq!(swept(&other, &[], false).objects, 2);
+    assert_eq!(writer.get(&id(1)).unwrap(), Some(seen));
 }
 
 #[test]
@@ -116,6 +203,7 @@ fn with_a_bucket() {
         again.get(&id(0)).unwrap(),
         Some(with_picture(0, &picture('a')))
     );
+    sweep_store(&open_at(&url, "swept", Some("s3://sinew/runs/a")));
     let wrong = open_at(&url, "bucket", Some("s3://none/runs/a"));
     assert!(wrong.commit(&trace(20, 5)).is_err());
     assert_eq!(wrong.get(&id(20)).unwrap(), None);

@@ -1,7 +1,10 @@
 //! Several processes use one store: each is a connection of its own here.
 
 use crate::support::{id, new_name, on_each, open_at, trace, url};
-use sinew_store::{CommitOutcome, Cursor, Filter, StoreError, TraceStore, TrainedBatch, own};
+use sinew_database::PostgresStore;
+use sinew_store::{
+    CommitOutcome, Cursor, Filter, StoreError, StoreReader, TraceStore, TrainedBatch, own,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -64,12 +67,44 @@ fn a_store_is_the_same_when_it_is_opened_again() {
 }
 
 #[test]
+fn a_reader_begins_no_store_and_reads_that_of_another_process() {
+    let address = sinew_database::Address::new(&url(), None).unwrap();
+    let name = new_name();
+    let existing = || PostgresStore::existing(&address, &name, None, crate::support::patient());
+    for _ in 0..2 {
+        let refused = existing().unwrap_err().to_string();
+        assert!(
+            refused.contains("no schema") && refused.contains(&name),
+            "{refused}"
+        );
+    }
+    let writer = open_at(&url(), &name, None);
+    let reader = StoreReader::of(Arc::new(existing().unwrap()));
+    writer.commit_batch(&[trace(0, 3), trace(1, 3)]).unwrap();
+    let fence = writer.take_fence().unwrap();
+    for step in [1, 2] {
+        let update = TrainedBatch {
+            fence,
+            ..TrainedBatch::new(&format!("s{step}"), step, &[id(step - 1)])
+        };
+        writer.commit_update(&update, false).unwrap();
+    }
+    assert_eq!(reader.get(&id(1)).unwrap(), Some(trace(1, 3)));
+    let (all, of_step) = (
+        reader.trained_batches().unwrap(),
+        reader.batches_of(2).unwrap(),
+    );
+    assert_eq!((all.len(), of_step.as_slice()), (2, &all[1..]));
+    assert_eq!(reader.stats().unwrap().episodes, 2);
+}
+
+#[test]
 fn names_that_are_no_schema_are_refused() {
     let address = sinew_database::Address::new(&url(), None).unwrap();
     let options = crate::support::patient();
     let long = "x".repeat(49);
     for name in ["", "a b", "a\"b", "a;b", long.as_str()] {
-        let refused = sinew_database::PostgresStore::open(&address, name, None, options);
+        let refused = PostgresStore::open(&address, name, None, options);
         assert!(matches!(refused, Err(StoreError::Queue(_))), "{name}");
     }
 }

@@ -225,13 +225,7 @@ pub struct AnswerContext {
     pub prompt_ids: Vec<TokenId>,
 }
 
-impl std::fmt::Debug for AnswerContext {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AnswerContext")
-            .field("id", &self.id)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(AnswerContext, id);
 
 /// Writes server-sent events, or another stream of text. The text of each call is sent unchanged, so that a
 /// dialect chooses its own framing.

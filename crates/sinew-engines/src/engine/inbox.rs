@@ -11,7 +11,6 @@ use sinew_types::{
     AdapterName, EngineError, EngineStatus, EventSink, GenerateRequest, RequestId, WeightsId,
 };
 use std::collections::{BTreeSet, HashSet, VecDeque};
-use std::fmt;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -101,13 +100,7 @@ pub(super) struct Shared {
     max_waiting: usize,
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("max_waiting", &self.max_waiting)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Shared, max_waiting);
 
 impl Shared {
     pub(super) fn new(config: &RemoteConfig) -> Self {

@@ -37,11 +37,7 @@ pub struct Publisher {
     thread: Option<JoinHandle<()>>,
 }
 
-impl std::fmt::Debug for Publisher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Publisher").finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Publisher);
 
 impl Publisher {
     /// Starts the thread.

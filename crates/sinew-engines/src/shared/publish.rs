@@ -2,7 +2,7 @@
 
 use super::delta;
 use super::tensors::TensorFile;
-use super::{DELTAS, LATEST, MAX_DELTA, TENSORS};
+use super::{DELTAS, LATEST, MAX_DELTA, MAX_PAUSE, TENSORS};
 use crate::folder::{FolderError, Stage, WeightsFolder, bytes_as, io, remove, write};
 use sinew_types::{
     DeltaSpan, Dtype, Lineage, PolicyVersion, TensorSource, WeightsId, WeightsManifest,
@@ -29,9 +29,22 @@ pub struct SharedWeights {
     lineage: Lineage,
     /// Differences are published where they are smaller.
     deltas: bool,
+    /// Versions that are published whole before a difference is tried again.
+    whole_left: u32,
+    /// Length of the last such pause, in versions.
+    pause: u32,
     anchor: Option<Anchor>,
     /// The version before, which an engine may be reading.
     before: Option<WeightsId>,
+}
+
+/// Result of an attempt at a difference.
+#[derive(Debug, Default)]
+struct Difference {
+    /// The manifest of the differences; `None`: the version is to be published whole.
+    manifest: Option<WeightsManifest>,
+    /// The differences were too large a part of the whole.
+    is_large: bool,
 }
 
 /// A published version.
@@ -53,6 +66,8 @@ impl SharedWeights {
             folder,
             lineage,
             deltas,
+            whole_left: 0,
+            pause: 0,
             anchor: None,
             before: None,
         }
@@ -71,7 +86,7 @@ impl SharedWeights {
     ) -> Result<PublishedVersion, FolderError> {
         let id = WeightsId::new(version, self.lineage);
         let stage = self.folder.stage(id)?;
-        let staged = match self.difference(&stage, version, weights)? {
+        let staged = match self.tried_difference(&stage, version, weights)? {
             Some(manifest) => manifest,
             None => self.folder.whole(&stage, id, weights)?,
         };
@@ -98,15 +113,43 @@ impl SharedWeights {
         })
     }
 
+    /// Versions that are published whole before a difference is tried again.
+    #[cfg(test)]
+    pub(super) fn whole_left(&self) -> u32 {
+        self.whole_left
+    }
+
+    /// The differences to the anchor, unless one was too large a short time ago: then its computing would be
+    /// for nothing again.
+    fn tried_difference(
+        &mut self,
+        stage: &Stage,
+        version: PolicyVersion,
+        weights: &dyn TensorSource,
+    ) -> Result<Option<WeightsManifest>, FolderError> {
+        if self.whole_left > 0 {
+            self.whole_left -= 1;
+            return Ok(None);
+        }
+        let Difference { manifest, is_large } = self.difference(stage, version, weights)?;
+        if is_large {
+            self.pause = (self.pause * 2).clamp(1, MAX_PAUSE);
+            self.whole_left = self.pause;
+        } else if manifest.is_some() {
+            self.pause = 0;
+        }
+        Ok(manifest)
+    }
+
     /// Writes the differences to the anchor, if there is one of the same tensors and they are smaller.
     fn difference(
         &self,
         stage: &Stage,
         version: PolicyVersion,
         weights: &dyn TensorSource,
-    ) -> Result<Option<WeightsManifest>, FolderError> {
+    ) -> Result<Difference, FolderError> {
         let Some(anchor) = self.anchor.as_ref().filter(|_| self.deltas) else {
-            return Ok(None);
+            return Ok(Difference::default());
         };
         let base = anchor.manifest.version;
         let whole = |t: &WeightsManifestTensor| t.shape.iter().product::<usize>() * t.dtype.bytes();
@@ -114,7 +157,7 @@ impl SharedWeights {
         let names = anchor.manifest.tensors.iter().map(|t| &t.name);
         let same = weights.names().iter().eq(names);
         if base == version || !same {
-            return Ok(None);
+            return Ok(Difference::default());
         }
         let path = stage.path.join(DELTAS);
         let mut file = File::create(&path).map_err(io("create", &path))?;
@@ -124,12 +167,12 @@ impl SharedWeights {
             let view = weights.tensor(name);
             let view = view.ok_or_else(|| FolderError::Missing(name.clone()))?;
             if view.shape() != tensor.shape {
-                return give_up(&path);
+                return give_up(&path, false);
             }
             let new = bytes_as(view, tensor.dtype);
             // The anchor is of this process, but its file may have been removed by another.
             let Ok(old) = anchor.file.read(name, new.len()) else {
-                return give_up(&path);
+                return give_up(&path, false);
             };
             let bytes =
                 delta::encode(&old, &new, width(tensor.dtype)).map_err(io("pack", &path))?;
@@ -145,16 +188,20 @@ impl SharedWeights {
             });
             offset += bytes.len() as u64;
             if offset as f64 > limit {
-                return give_up(&path);
+                return give_up(&path, true);
             }
         }
         file.sync_all().map_err(io("sync", &path))?;
-        Ok(Some(WeightsManifest {
+        let manifest = WeightsManifest {
             version,
             lineage: self.lineage,
             base: Some(base),
             tensors: listed,
-        }))
+        };
+        Ok(Difference {
+            manifest: Some(manifest),
+            is_large: false,
+        })
     }
 
     /// Names the newest version, in one step.
@@ -187,9 +234,12 @@ impl SharedWeights {
 }
 
 /// Takes back what was written of a difference.
-fn give_up(path: &Path) -> Result<Option<WeightsManifest>, FolderError> {
+fn give_up(path: &Path, is_large: bool) -> Result<Difference, FolderError> {
     fs::remove_file(path).map_err(io("remove", path))?;
-    Ok(None)
+    Ok(Difference {
+        manifest: None,
+        is_large,
+    })
 }
 
 /// Bytes of a number.

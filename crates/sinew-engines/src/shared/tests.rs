@@ -19,7 +19,11 @@ impl Model {
 
     /// Nothing in common with the others: every bit is noise, so that no difference is smaller.
     fn other() -> Self {
-        let noise = |i: u32| f32::from_bits(sinew_types::mix_seed(7, u64::from(i)) as u32);
+        Self::noise(7)
+    }
+
+    fn noise(seed: u64) -> Self {
+        let noise = |i: u32| f32::from_bits(sinew_types::mix_seed(seed, u64::from(i)) as u32);
         Self((0..6000).map(noise).collect(), (0..40).map(noise).collect())
     }
 }
@@ -121,27 +125,54 @@ fn followers_get_every_bit_whole_or_as_a_difference() {
             "v00000005-000000aa"
         ]
     );
-    // A difference as large as the whole is the next anchor.
+    // A difference as large as the whole is the next anchor, and so is the version after it.
     let far = publisher
         .publish(PolicyVersion(6), &Model::other())
         .unwrap();
     assert_eq!(far.base, None);
     assert_equal(&early.look().unwrap().unwrap(), 6, &Model::other());
-    publisher
-        .publish(PolicyVersion(7), &Model::other())
-        .unwrap();
-    publisher
-        .publish(PolicyVersion(8), &Model::other())
-        .unwrap();
+    let mut bases = Vec::new();
+    for version in 7..10 {
+        let published = publisher.publish(PolicyVersion(version), &Model::other());
+        bases.push(published.unwrap().base);
+    }
+    let anchor = Some(PolicyVersion(7));
+    assert_eq!(bases, [None, anchor, anchor]);
     assert_eq!(
         names(&root),
         [
             "LATEST",
-            "v00000006-000000aa",
             "v00000007-000000aa",
-            "v00000008-000000aa"
+            "v00000008-000000aa",
+            "v00000009-000000aa"
         ]
     );
+}
+
+#[test]
+fn differences_that_are_large_again_and_again_are_tried_less_often() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = shared(dir.path(), true);
+    let mut pauses = Vec::new();
+    for version in 1..30 {
+        let before = publisher.whole_left();
+        let published = publisher.publish(PolicyVersion(version), &Model::noise(version));
+        assert_eq!(published.unwrap().base, None);
+        if before == 0 && publisher.whole_left() > 0 {
+            pauses.push(publisher.whole_left());
+        }
+    }
+    assert_eq!(pauses, [1, 2, 4, 8, 8]);
+    // One that is small again ends the pauses.
+    for version in 30..40 {
+        publisher
+            .publish(PolicyVersion(version), &Model::noise(30))
+            .unwrap();
+    }
+    publisher
+        .publish(PolicyVersion(40), &Model::noise(7))
+        .unwrap();
+    assert_eq!(publisher.whole_left(), 1);
 }
 
 #[test]

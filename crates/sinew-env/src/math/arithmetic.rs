@@ -1,6 +1,6 @@
 //! Generated arithmetic expressions.
 
-use super::generated::{MathTaskConfig, Problem, fill, numbers, task_at};
+use super::generated::{MathTaskConfig, Problem, fill, numbers, shape, task_at};
 use crate::rng::Rng;
 use crate::taskset::{Split, Taskset, TasksetError};
 use sinew_types::Task;
@@ -62,7 +62,11 @@ fn draw(rng: &mut Rng, level: u8) -> Problem {
     let expression: &str = rng.pick::<&str>(expressions);
     let solution = fill(expression, &values);
     let question = rng.pick(&QUESTIONS).replace("{e}", &solution);
-    Problem { question, solution }
+    Problem {
+        question,
+        solution,
+        shape: shape(expression),
+    }
 }
 
 impl Taskset for Arithmetic {

@@ -74,14 +74,11 @@ struct Shared {
     tool_deadline: Duration,
 }
 
-impl std::fmt::Debug for ToolMathFactory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ToolMathFactory")
-            .field("level", &self.shared.provider.level())
-            .field("config", &self.shared.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    ToolMathFactory as this,
+    level = this.shared.provider.level(),
+    config = this.shared.config
+);
 
 impl ToolMathFactory {
     /// Creates a factory.

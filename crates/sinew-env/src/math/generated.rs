@@ -78,6 +78,14 @@ pub(super) struct Problem {
     pub(super) question: String,
     /// Python expression that computes the answer.
     pub(super) solution: String,
+    /// The expression without numbers, such as `a*b+c`. Problems of one shape are solved about equally often.
+    pub(super) shape: String,
+}
+
+/// The shape of an expression with placeholders.
+pub(super) fn shape(expression: &str) -> String {
+    let marks = |c: &char| matches!(c, '{' | '}' | ' ');
+    expression.chars().filter(|c| !marks(c)).collect()
 }
 
 /// The split of a question. It depends only on the text, which keeps the splits disjoint for all seeds.
@@ -126,7 +134,7 @@ pub(super) fn task_at(
             "{taskset}/{}/{index}-{fingerprint:08x}",
             split.as_str()
         )),
-        kind: format!("{taskset}-{level}"),
+        kind: format!("{taskset}-{level}/{}", problem.shape),
         preamble: Vec::new(),
         prompt: problem.question,
         data: serde_json::json!({ "answer": answer, "solution": problem.solution }),

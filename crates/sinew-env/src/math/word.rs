@@ -1,6 +1,6 @@
 //! Generated word problems.
 
-use super::generated::{MathTaskConfig, Problem, fill, numbers, task_at};
+use super::generated::{MathTaskConfig, Problem, fill, numbers, shape, task_at};
 use super::templates::{PEOPLE, TEMPLATES, THINGS, Template};
 use crate::rng::Rng;
 use crate::taskset::{Split, Taskset, TasksetError};
@@ -37,6 +37,7 @@ fn draw(rng: &mut Rng, level: u8) -> Problem {
     Problem {
         question: fill(template.text, &values),
         solution: fill(template.solution, &values),
+        shape: shape(template.solution),
     }
 }
 

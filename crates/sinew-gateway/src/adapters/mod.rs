@@ -68,14 +68,7 @@ pub struct Adapters {
     uploads: Arc<Semaphore>,
 }
 
-impl std::fmt::Debug for Adapters {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Adapters")
-            .field("known", &self.known)
-            .field("dir", &self.dir)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Adapters, known, dir);
 
 impl Adapters {
     pub(crate) fn new(

@@ -19,10 +19,9 @@ pub(crate) fn sample(output: &str) -> RewardSample {
     let task = Task {
         id: TaskId::new("t"),
         kind: "k".into(),
-        preamble: Vec::new(),
         prompt: "Say it.".into(),
         data: json!({"answer": "it"}),
-        seed: 0,
+        ..Task::default()
     };
     RewardSample {
         messages: vec![

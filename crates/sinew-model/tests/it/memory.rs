@@ -1,8 +1,8 @@
 //! Memory of gradients: given back while they are zero.
 
 use crate::support::{device, tiny};
-use crate::train::tree_case;
-use sinew_model::{Activations, Grads, Keep, OutputGrads, TrainModel, Weights};
+use crate::train::{add_gradients, tree_case};
+use sinew_model::{Activations, Grads, Keep, TrainModel, Weights};
 
 /// Only zeros give their memory back, and a backward pass takes new memory.
 #[test]
@@ -16,23 +16,8 @@ fn released_gradients_are_zero() {
     let mut grads = Grads::of_params(params.layout());
     let bytes = grads.bytes();
     assert_eq!(bytes, 4 * params.layout().total());
-    let mut pass = |grads: &mut Grads| {
-        let (tokens, layout) = (&case.tokens, &case.layout);
-        model
-            .forward(&dev, weights, tokens, layout, &mut acts)
-            .unwrap();
-        let (items, temperatures) = (&case.items, &case.temperatures);
-        model
-            .logprobs(&dev, weights, &mut acts, items, temperatures, false)
-            .unwrap();
-        let outputs = OutputGrads {
-            d_logprob: &case.d_logprob,
-            ..OutputGrads::default()
-        };
-        model
-            .backward(&dev, weights, &mut acts, outputs, grads)
-            .unwrap();
-    };
+    let mut pass =
+        |grads: &mut Grads| add_gradients(&model, &dev, weights, &case, &mut acts, grads);
     pass(&mut grads);
     let first = grads.values().to_vec();
     grads.release();

@@ -86,6 +86,28 @@ pub(crate) fn run_on(
     }
 }
 
+/// Adds the gradients of the log-probabilities of one more pass.
+pub(crate) fn add_gradients(
+    model: &TrainModel,
+    dev: &Cpu,
+    weights: Weights<'_>,
+    case: &Case,
+    acts: &mut Activations,
+    grads: &mut Grads,
+) {
+    let (tokens, temperatures) = (&case.tokens, &case.temperatures);
+    let forward = model.forward(dev, weights, tokens, &case.layout, acts);
+    forward.unwrap();
+    let scored = model.logprobs(dev, weights, acts, &case.items, temperatures, false);
+    scored.unwrap();
+    let outputs = OutputGrads {
+        d_logprob: &case.d_logprob,
+        ..OutputGrads::default()
+    };
+    let backward = model.backward(dev, weights, acts, outputs, grads);
+    backward.unwrap();
+}
+
 /// The packed sequences of the golden file.
 pub(crate) fn golden_case(golden: &Tensors) -> Case {
     let column = |name: &str| &golden[name].1;
@@ -504,26 +526,7 @@ fn memory_is_reused_and_gradients_add_up() {
     let mut grads = Grads::of_params(params.layout());
     // Large, small, large again through the same memory.
     for case in [&plain, &tree, &plain] {
-        model
-            .forward(&dev, weights, &case.tokens, &case.layout, &mut acts)
-            .unwrap();
-        model
-            .logprobs(
-                &dev,
-                weights,
-                &mut acts,
-                &case.items,
-                &case.temperatures,
-                false,
-            )
-            .unwrap();
-        let outputs = OutputGrads {
-            d_logprob: &case.d_logprob,
-            ..OutputGrads::default()
-        };
-        model
-            .backward(&dev, weights, &mut acts, outputs, &mut grads)
-            .unwrap();
+        add_gradients(&model, &dev, weights, case, &mut acts, &mut grads);
     }
     let mut once = tree_case().1;
     once.d_entropy.clear();
@@ -550,28 +553,8 @@ fn restarted_gradients_are_those_of_new_ones() {
     let case = tree_case().1;
     let mut acts = Activations::new(Keep::All);
     let mut grads = Grads::of_params(params.layout());
-    let mut pass = |grads: &mut Grads| {
-        model
-            .forward(&dev, weights, &case.tokens, &case.layout, &mut acts)
-            .unwrap();
-        model
-            .logprobs(
-                &dev,
-                weights,
-                &mut acts,
-                &case.items,
-                &case.temperatures,
-                false,
-            )
-            .unwrap();
-        let outputs = OutputGrads {
-            d_logprob: &case.d_logprob,
-            ..OutputGrads::default()
-        };
-        model
-            .backward(&dev, weights, &mut acts, outputs, grads)
-            .unwrap();
-    };
+    let mut pass =
+        |grads: &mut Grads| add_gradients(&model, &dev, weights, &case, &mut acts, grads);
     pass(&mut grads);
     let first = grads.values().to_vec();
     assert!(first.iter().any(|&g| g != 0.0));

@@ -149,13 +149,7 @@ pub struct NemoFactory {
     keys: Arc<NemoGym>,
 }
 
-impl std::fmt::Debug for NemoFactory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NemoFactory")
-            .field("url", &self.keys.url)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(NemoFactory as this, url = this.keys.url);
 
 impl NemoFactory {
     /// A client of the server.

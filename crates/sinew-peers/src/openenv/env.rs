@@ -51,13 +51,7 @@ struct Shared {
     server: Server,
 }
 
-impl std::fmt::Debug for OpenEnvFactory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OpenEnvFactory")
-            .field("name", &self.shared.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(OpenEnvFactory as this, name = this.shared.name);
 
 impl OpenEnvFactory {
     /// Asks the server for its schemas. It blocks the thread.

@@ -40,13 +40,7 @@ pub struct McpServing {
     shared: Arc<Shared>,
 }
 
-impl std::fmt::Debug for McpServing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("McpServing")
-            .field("offer", &self.shared.offer)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(McpServing as this, offer = this.shared.offer);
 
 /// State that all requests share.
 struct Shared {
@@ -131,11 +125,7 @@ pub struct McpLines {
     session: McpSession,
 }
 
-impl std::fmt::Debug for McpLines {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("McpLines").finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(McpLines);
 
 impl McpLines {
     /// A session with the next training tasks.

@@ -20,13 +20,7 @@ pub struct Worlds {
     pub tasks: Arc<dyn Taskset>,
 }
 
-impl std::fmt::Debug for Worlds {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Worlds")
-            .field("envs", &self.envs.name())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Worlds as this, envs = this.envs.name());
 
 /// Offer of a server: its environments, limits and key.
 #[derive(Clone, Debug)]

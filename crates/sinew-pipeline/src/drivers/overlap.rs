@@ -8,7 +8,7 @@ use super::late::alone;
 use super::learner_thread::{LearnerParts, LearnerResult, LearnerTask, is_whole, none_runs};
 use super::sync::Driver;
 use sinew_orchestrator::{Command, Event, PipelineError, Rows, WaitingGroups};
-use sinew_rollout::{TrainerActivity, WaitTimes};
+use sinew_rollout::{Hops, TrainerActivity, WaitTimes};
 use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -37,6 +37,12 @@ impl Driver {
     pub(super) fn take_waits(&mut self) -> WaitTimes {
         self.note_waits(None);
         self.waits.take(self.p.store.traces.waited_s())
+    }
+
+    /// Calls between owner and workers since the last take.
+    pub(super) fn take_hops(&mut self) -> Hops {
+        let now = self.p.rollouts.reading().hops;
+        now.since(&std::mem::replace(&mut self.hops, now))
     }
 
     /// Rows by how many updates the oldest token of their episode is behind the weights that are trained.

@@ -25,7 +25,7 @@ use sinew_orchestrator::{
     PipelineError, RolloutProgress, Rows, RunCounts, RunEvent, RunOutcome, SampleStatus,
     StepRecord, StopReason, branches, completed, health, joins,
 };
-use sinew_rollout::TrainerActivity;
+use sinew_rollout::{Hops, TrainerActivity};
 use sinew_types::{EpisodeId, Outcome, Trace};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -61,13 +61,7 @@ pub struct Pipeline {
     pub started: Instant,
 }
 
-impl std::fmt::Debug for Pipeline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipeline")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Pipeline, config);
 
 /// The step at work.
 #[derive(Default)]
@@ -126,6 +120,8 @@ pub(crate) struct Driver {
     /// The version of the weights that are in use.
     pub(super) live: u64,
     pub(super) waits: Waits,
+    /// Calls between owner and workers that a record has.
+    pub(super) hops: Hops,
     /// Time at which groups were last taken for an update, and the counters then, if training overlaps.
     pub(super) taken: Option<(Instant, RolloutReading)>,
 }
@@ -189,6 +185,7 @@ impl Driver {
             learner_thread: LearnerThread::default(),
             live,
             waits: Waits::new(p.store.traces.waited_s()),
+            hops: Hops::default(),
             earlier,
             p,
         };
@@ -608,6 +605,7 @@ impl Driver {
         let done = std::mem::take(&mut self.step);
         let mut record = done.record;
         record.waits = self.take_waits();
+        record.hops = self.take_hops();
         record.checkpoint_s = done.live.map_or(0.0, |t| t.elapsed().as_secs_f64());
         if done.recalled.is_some() {
             self.uncommitted.remove(&step);

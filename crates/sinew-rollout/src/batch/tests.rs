@@ -141,10 +141,8 @@ fn start(runner: &mut Runner, seconds: &[f64], size: usize) {
             task: Task {
                 id: TaskId::new(format!("t{task}")),
                 kind: "k".into(),
-                preamble: Vec::new(),
-                prompt: String::new(),
                 data: serde_json::json!(seconds),
-                seed: 0,
+                ..Task::default()
             },
             draw: 0,
             purpose: "train".into(),

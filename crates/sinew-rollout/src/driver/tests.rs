@@ -110,10 +110,7 @@ async fn end_of(at_reset: bool, at_score: bool) -> EpisodeEnd {
     let task = Task {
         id: TaskId::new("t"),
         kind: "k".into(),
-        preamble: Vec::new(),
-        prompt: String::new(),
-        data: serde_json::Value::Null,
-        seed: 0,
+        ..Task::default()
     };
     let spec = EpisodeSpec {
         episode: EpisodeId::new("e"),

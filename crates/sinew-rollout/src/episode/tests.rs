@@ -44,10 +44,7 @@ fn spec() -> EpisodeSpec {
         task: Task {
             id: TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: serde_json::Value::Null,
-            seed: 0,
+            ..Task::default()
         },
         draw: 1,
         purpose: "train".into(),

@@ -59,13 +59,7 @@ pub struct ProgramHarness {
     server: Arc<dyn ModelServer>,
 }
 
-impl std::fmt::Debug for ProgramHarness {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ProgramHarness")
-            .field("programs", &self.programs)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ProgramHarness, programs);
 
 /// Kind and reason of an episode that has no trace.
 type Refusal = (FailureKind, String);

@@ -85,13 +85,7 @@ struct ServerSlot {
     failed: Option<(Instant, String)>,
 }
 
-impl std::fmt::Debug for Programs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Programs")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Programs, config);
 
 impl Programs {
     /// Creates programs in sandboxes of `provider`, which must mount the folders of the command. `model` is
@@ -328,10 +322,9 @@ mod tests {
         let task = Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
             prompt: "p".into(),
             data: serde_json::json!({ "answer": 42 }),
-            seed: 0,
+            ..Task::default()
         };
         let env = variables("http://127.0.0.1:5/r/e/v1", "key", &task);
         let get = |name: &str| {
@@ -415,10 +408,9 @@ def solve(task):
         let task = Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
             prompt: "p".into(),
             data: serde_json::json!({}),
-            seed: 0,
+            ..Task::default()
         };
         let limit = Duration::from_secs(60);
         programs

@@ -53,13 +53,7 @@ pub struct ServiceHarness {
     server: Arc<dyn ModelServer>,
 }
 
-impl std::fmt::Debug for ServiceHarness {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServiceHarness")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ServiceHarness, config);
 
 /// Response of a service to a task.
 enum ServiceReply {

@@ -47,6 +47,8 @@ impl Plan {
         self.check_numbers()?;
         self.check_together()?;
         self.check_roles()?;
+        self.check_scaling()?;
+        self.hops.check()?;
         for (key, dist) in self.distributions() {
             if let Some(allowed) = dist.fault() {
                 return Err(PlanError::Value {
@@ -77,6 +79,7 @@ impl Plan {
     fn check_counts(&self) -> Result<(), PlanError> {
         let (r, e) = (&self.rollout, &self.engines);
         count("engines.count", e.count, MAX_ENGINES)?;
+        count("role.max", self.engine_places(), 2 * MAX_ENGINES)?;
         count("engines.max_running", e.max_running, 65_536)?;
         count("engines.max_batched_tokens", e.max_batched_tokens, 1 << 24)?;
         count("engines.kv_tokens", e.kv_tokens, 1 << 40)?;

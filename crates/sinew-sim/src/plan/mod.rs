@@ -5,15 +5,19 @@
 //! their line.
 
 mod check;
+mod hops;
 mod memory;
 mod presets;
 pub(crate) mod record;
 mod roles;
+mod scaling;
 
+pub use hops::HopTimes;
 pub use memory::Memory;
 pub use presets::{PRESETS, preset};
 pub(crate) use roles::OWNER_HOST;
 pub use roles::{Link, Preemption, Role, RoleKind};
+pub use scaling::{Autoscale, Burst, PriceStep};
 
 use crate::dist::{Dist, Form, Lognormal};
 use serde::{Deserialize, Serialize};
@@ -63,6 +67,7 @@ pub struct Plan {
     pub trainer: Trainer,
     pub weights: Weights,
     pub store: Store,
+    pub hops: HopTimes,
     pub prices: Prices,
     /// The model and the GPUs that must have room for it; left out: memory is not looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,6 +78,12 @@ pub struct Plan {
     /// Links between hosts of roles.
     #[serde(rename = "link", skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
+    /// Counts that follow the work; left out: they stay as they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoscale: Option<Autoscale>,
+    /// Times with longer turns.
+    #[serde(rename = "burst", skip_serializing_if = "Vec::is_empty")]
+    pub bursts: Vec<Burst>,
     /// Failures, at their times.
     #[serde(rename = "fault", skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
@@ -460,6 +471,17 @@ impl Plan {
         Self::parse(path, &text)
     }
 
+    /// The plan with the sizes that follow from its roles.
+    ///
+    /// # Errors
+    /// If a value is not allowed.
+    pub fn checked(mut self) -> Result<Self, PlanError> {
+        self.apply_roles();
+        self.check()?;
+        self.check_memory()?;
+        Ok(self)
+    }
+
     /// Reads a plan as [`Plan::load`] does, but from a text; `path` is for messages.
     ///
     /// # Errors
@@ -487,11 +509,8 @@ impl Plan {
             let stem = path.file_stem().unwrap_or_default();
             plan.name = stem.to_string_lossy().into_owned();
         }
-        plan.apply_roles();
         plan.check_typed(&read(text).map_err(refused)?)?;
-        plan.check()?;
-        plan.check_memory()?;
-        Ok(plan)
+        plan.checked()
     }
 }
 
@@ -531,8 +550,19 @@ fn lay_over(under: &mut toml::Table, over: toml::Table) {
 /// Whether a key is a table of keys.
 fn is_section(key: &str) -> bool {
     let sections = [
-        "run", "rollout", "episode", "tools", "scoring", "engines", "trainer", "weights", "store",
-        "prices", "memory",
+        "run",
+        "rollout",
+        "episode",
+        "tools",
+        "scoring",
+        "engines",
+        "trainer",
+        "weights",
+        "store",
+        "hops",
+        "prices",
+        "memory",
+        "autoscale",
     ];
     sections.contains(&key)
 }

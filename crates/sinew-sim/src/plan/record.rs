@@ -1,8 +1,9 @@
 //! Distributions of a recorded run: turns, lengths and latencies of its episodes, times of its steps.
 
-use super::{Plan, PlanError};
+use super::{HopTimes, Plan, PlanError};
 use crate::dist::{Dist, Form};
 use serde::Deserialize;
+use sinew_rollout::{Hop, Hops};
 use sinew_store::{Filter, StoreReader};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::path::{Path, PathBuf};
@@ -30,6 +31,9 @@ pub(crate) struct Step {
     pub(crate) waits: Waits,
     #[serde(default)]
     samples: Samples,
+    /// Calls between owner and workers; none in a run of one process.
+    #[serde(default)]
+    hops: Hops,
 }
 
 /// Waiting times since the step before.
@@ -89,8 +93,15 @@ impl RecordedRun {
         let refused = |path: PathBuf, why: String| PlanError::Read { path, why };
         let folder = run.join("store");
         if !folder.exists() {
-            let why =
-                "holds no stored run: allowed is the folder of `sinew train --run-dir`".into();
+            let why = if run.join("store.id").is_file() {
+                let run = run.display();
+                format!(
+                    "has its episodes in a database, and a plan reads only files: `sinew runs copy {run} \
+                     {run}` copies them into the folder"
+                )
+            } else {
+                "holds no stored run: allowed is the folder of `sinew train --run-dir`".into()
+            };
             return Err(refused(run.into(), why));
         }
         let reader = StoreReader::open(&folder);
@@ -171,6 +182,20 @@ impl RecordedRun {
         (equal / scored.max(1.0)).clamp(0.0, 1.0)
     }
 
+    /// Mean times of the calls between owner and workers; `None` in a run of one process.
+    pub(crate) fn hops(&self) -> Option<HopTimes> {
+        let mut sum = Hops::default();
+        self.steps.iter().for_each(|step| sum.add(&step.hops));
+        let mean = |hop: &Hop| hop.mean_s().unwrap_or(0.0);
+        (!sum.is_empty()).then(|| HopTimes {
+            put_s: mean(&sum.put),
+            lease_s: mean(&sum.lease),
+            ack_s: mean(&sum.ack),
+            take_s: sum.take.total_s / sum.take.items.max(1) as f64,
+            weights_s: mean(&sum.weights),
+        })
+    }
+
     /// Puts the recorded values into a plan, except those that its text sets itself.
     pub(crate) fn fill(&self, plan: &mut Plan, text: &str) -> Result<(), PlanError> {
         let typed: toml::Table = text.parse().unwrap_or_default();
@@ -218,6 +243,9 @@ impl RecordedRun {
         {
             plan.weights.transfer_s = 0.0;
             plan.weights.load_s = self.publish_s.iter().sum::<f64>() / self.publish_s.len() as f64;
+        }
+        if let Some(hops) = self.hops().filter(|_| !typed.contains_key("hops")) {
+            plan.hops = hops;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Roles of a cluster: where they run, their price, when they are lost, and the links between their hosts.
 
 use super::check::{count, number, refused};
-use super::{Plan, PlanError};
+use super::{Plan, PlanError, PriceStep};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -45,11 +45,23 @@ impl RoleKind {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Preemption {
-    /// Mean seconds until a unit is lost.
+    /// Mean seconds until a unit is lost; of units that are lost one by one.
+    #[serde(default, skip_serializing_if = "is_none")]
     pub mean_s: f64,
+    /// Seconds between two losses of many units at once.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub every_s: f64,
+    /// Share of the units that work which such a loss takes.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub share: f64,
     /// Seconds before a loss in which a unit knows of it, and takes nothing new. Default: 30.
     #[serde(default = "default_notice_s")]
     pub notice_s: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_none(number: &f64) -> bool {
+    *number == 0.0
 }
 
 fn default_notice_s() -> f64 {
@@ -78,9 +90,21 @@ pub struct Role {
     /// Seconds from the loss of a unit until its successor works. Default: 60.
     #[serde(default = "default_start_s")]
     pub start_s: f64,
+    /// Least units, with `[autoscale]`; `count` is their number at the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<usize>,
+    /// Most units, with `[autoscale]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<usize>,
+    /// Each unit of a rollout worker has an engine. Default: false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub with_engine: bool,
     /// Losses; left out: units are never lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptible: Option<Preemption>,
+    /// Prices of a unit for an hour from their times on, after `price_per_hour`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prices: Vec<PriceStep>,
 }
 
 fn one_unit() -> usize {
@@ -120,7 +144,15 @@ impl Role {
         }
     }
 
+    /// Whether each of its units is an engine, or has one.
+    pub(crate) fn has_engine(&self) -> bool {
+        self.kind == RoleKind::Engine || self.with_engine
+    }
+
     fn check(&self) -> Result<(), PlanError> {
+        if self.with_engine && self.kind != RoleKind::Rollout {
+            return refused("role.with_engine", true, "false unless kind is rollout");
+        }
         count("role.count", self.count, MAX_UNITS)?;
         count("role.capacity", self.capacity(), 1_000_000)?;
         number("role.price_per_hour", self.price_per_hour, false)?;
@@ -140,7 +172,17 @@ impl Role {
         let Some(losses) = self.preemptible else {
             return Ok(());
         };
-        number("role.preemptible.mean_s", losses.mean_s, true)?;
+        let waves = losses.every_s > 0.0;
+        number("role.preemptible.mean_s", losses.mean_s, !waves)?;
+        if waves && losses.mean_s > 0.0 {
+            let why = "nothing with every_s and share";
+            return refused("role.preemptible.mean_s", losses.mean_s, why);
+        }
+        number("role.preemptible.every_s", losses.every_s, false)?;
+        if waves != (losses.share > 0.0) || !(0.0..=1.0).contains(&losses.share) {
+            let why = "above 0, at most 1, together with every_s";
+            return refused("role.preemptible.share", losses.share, why);
+        }
         number("role.preemptible.notice_s", losses.notice_s, false)?;
         if self.kind == RoleKind::Scorer {
             return refused(
@@ -161,14 +203,16 @@ impl Plan {
 
     /// Work of all units of a kind at once; `None` without a role of it.
     fn capacity_of(&self, kind: RoleKind) -> Option<usize> {
-        let each = |r: &Role| r.count.saturating_mul(r.capacity());
+        let each = |r: &Role| r.most().saturating_mul(r.capacity());
         let all = self.roles_of(kind).map(each);
         all.reduce(usize::saturating_add)
     }
 
     /// Sets the sizes that follow from roles.
     pub(crate) fn apply_roles(&mut self) {
-        if let Some(count) = self.capacity_of(RoleKind::Engine) {
+        let engines = self.roles.iter().filter(|r| r.has_engine());
+        let engines = engines.map(|r| r.count).reduce(usize::saturating_add);
+        if let Some(count) = engines {
             self.engines.count = count;
         }
         if let Some(episodes) = self.capacity_of(RoleKind::Rollout) {
@@ -202,7 +246,11 @@ impl Plan {
             ("prices", "sandbox_hour", RoleKind::Sandbox),
         ] {
             let value = typed.get(table).and_then(|t| t.get(key));
-            if let (Some(value), Some(_)) = (value, self.roles_of(kind).next()) {
+            let decided = match kind {
+                RoleKind::Engine => self.roles.iter().any(Role::has_engine),
+                _ => self.roles_of(kind).next().is_some(),
+            };
+            if let (Some(value), true) = (value, decided) {
                 let why = format!(
                     "nothing with a [[role]] of kind {}, which decides it",
                     kind.name()

@@ -39,6 +39,10 @@ pub(super) enum Happening {
     Notice(u32),
     Lost(u32),
     UnitBack(u32),
+    /// Many units of a role are about to be lost at once.
+    Wave(u32),
+    /// Counts follow the work, and rent is added up.
+    Tick,
     /// The ticket of an episode is given out again.
     Ticket(At),
 }
@@ -55,6 +59,8 @@ impl Happening {
                 | Self::Notice(_)
                 | Self::Lost(_)
                 | Self::UnitBack(_)
+                | Self::Wave(_)
+                | Self::Tick
         )
     }
 }

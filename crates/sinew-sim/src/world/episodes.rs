@@ -7,7 +7,7 @@
 use super::World;
 use super::clock::{At, Happening};
 use super::slab::{EpisodeState, RandomUse};
-use crate::agenda::seconds;
+use crate::agenda::{micros, seconds};
 use crate::check::Bug;
 use crate::engine::VOCAB;
 use sinew_orchestrator::Draw;
@@ -90,7 +90,7 @@ impl World {
     /// Starts the environment of an episode on its units.
     pub(super) fn boot_on(&mut self, slot: u32) {
         let key = self.episodes[slot].key_of(RandomUse::Boot, 0);
-        let boot_s = self.plan.tools.boot_s.draw(key);
+        let boot_s = self.plan.tools.boot_s.draw(key) + self.plan.hops.to_worker_s();
         let timeout_s = self.plan.rollout.timeout_s;
         self.then(slot, boot_s, Happening::Booted);
         if timeout_s < 86_400.0 {
@@ -176,7 +176,7 @@ impl World {
             episode.key_of(RandomUse::Tokens, turn),
             common,
             plan.episode.task_share,
-        );
+        ) * plan.burst_at(now_s);
         episode.length = ids(drawn, grain).min(most).max(1);
         (episode.doing, episode.phase) = (EpisodeState::WaitsForTurn, now);
         let ticket = self.gate.ask_turn(slot, key, machine.context(), now_s);
@@ -345,9 +345,23 @@ impl World {
             .scorers
             .commit_s(self.clock.now, self.plan.store.commit_s);
         let to_owner_s = self.units.link(self.episodes[slot].places[0], None).0;
-        self.then(slot, commit_s + 2.0 * to_owner_s, Happening::Stored);
+        let taken_s = self.taken_after_s(2.0 * to_owner_s + self.plan.hops.ack_s);
+        self.then(slot, taken_s + commit_s, Happening::Stored);
         self.release_places(slot);
         self.settle();
+    }
+}
+
+impl World {
+    /// Seconds until the owner has taken a trace that reaches it after `way_s`: it takes one after the other.
+    fn taken_after_s(&mut self, way_s: f64) -> f64 {
+        let take_s = self.plan.hops.take_s;
+        if take_s == 0.0 {
+            return way_s;
+        }
+        let begins = (self.clock.now + micros(way_s)).max(self.taken_at);
+        self.taken_at = begins + micros(take_s);
+        seconds(self.taken_at - self.clock.now)
     }
 }
 
@@ -366,7 +380,6 @@ fn tokens(key: u64, count: usize) -> Vec<TokenId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agenda::micros;
 
     #[test]
     fn lengths_in_ids_are_never_zero() {

@@ -6,7 +6,7 @@
 use super::World;
 use super::clock::Happening;
 use super::gate::Gate;
-use crate::agenda::micros;
+use crate::agenda::{Micros, micros};
 use crate::plan::{Fault, FaultKind};
 use sinew_engines::{AttemptError, Stage};
 use sinew_orchestrator::PipelineCore;
@@ -51,17 +51,22 @@ impl World {
         }
     }
 
-    /// Loses everything.
+    /// Loses everything, and is back after `for_s`.
     pub(super) fn crash(&mut self, engine: usize, for_s: f64) {
         let until = self.clock.now + micros(for_s);
+        self.clock
+            .after(for_s, Happening::EngineBack(engine as u32));
+        self.take_down(engine, until);
+    }
+
+    /// Loses everything until a time.
+    pub(super) fn take_down(&mut self, engine: usize, until: Micros) {
         // Events that it had sent before have arrived.
         let cut = self.fleet.attempts_on(engine);
         let down = &mut self.fleet.engines[engine];
         down.down_until = down.down_until.max(until);
         down.crash();
         self.fleet.wake(engine, &mut self.clock);
-        self.clock
-            .after(for_s, Happening::EngineBack(engine as u32));
         for attempt in cut {
             self.attempt_over(attempt, Err(AttemptError::Cut("the engine is gone".into())));
         }

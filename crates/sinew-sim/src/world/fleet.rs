@@ -38,7 +38,7 @@ impl Fleet {
         let engine = |_| Engine::new(plan.engines.model, speed, filled);
         Self {
             router: router(plan, speed.grain, 0),
-            engines: (0..plan.engines.count).map(engine).collect(),
+            engines: (0..plan.engine_places()).map(engine).collect(),
             attempts: HashMap::new(),
             pumping: false,
             tick_at: None,
@@ -180,7 +180,7 @@ pub(super) fn router_config(plan: &Plan, grain: usize) -> RouterConfig {
 }
 
 fn router(plan: &Plan, grain: usize, version: u64) -> Router {
-    let names = (0..plan.engines.count).map(|n| format!("engine-{n}"));
+    let names = (0..plan.engine_places()).map(|n| format!("engine-{n}"));
     let config = router_config(plan, grain);
     Router::new(config, names.collect(), weights(version))
 }

@@ -8,6 +8,7 @@
 //! | `rows`, `queue`, `durable` | the queue with its leases | scorers, the store |
 //! | `faults`, `clock` | - | what fails, time |
 //! | `units`, `spot` | - | roles and their hosts, their losses, links |
+//! | `scaling` | the autoscaler of roles | start and end of units, prices |
 //!
 //! `slab`, `gate`, `fleet`, `units`, `queue`, `durable` and `clock` have the state; the others are the
 //! methods of `World` that connect these parts.
@@ -22,6 +23,7 @@ mod fleet;
 mod gate;
 mod queue;
 mod rows;
+mod scaling;
 mod serving;
 mod slab;
 mod spot;
@@ -38,6 +40,7 @@ use durable::DurableState;
 use fleet::Fleet;
 use gate::Gate;
 use queue::Rows;
+use scaling::Scaling;
 use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, StopReason};
 use sinew_types::EpisodeId;
 use slab::Slab;
@@ -84,6 +87,10 @@ pub(crate) struct World {
     fleet: Fleet,
     /// Units of roles.
     units: Units,
+    /// Counts of units that follow their work.
+    scaling: Scaling,
+    /// Time at which the owner has taken all traces that workers brought.
+    taken_at: Micros,
     /// Episodes in their places.
     episodes: Slab,
     /// Turns that are held while weights wait for those that run.
@@ -125,6 +132,8 @@ impl World {
             gate: Gate::new(&plan, grain),
             fleet: Fleet::new(&plan, speed, bug),
             units: Units::new(&plan),
+            scaling: Scaling::new(&plan),
+            taken_at: 0,
             episodes: Slab::default(),
             held: Vec::new(),
             rows: Rows::new(plan.scoring.scorers, &mut ledger),
@@ -141,6 +150,7 @@ impl World {
             world.clock.agenda.add(at, Happening::Fault(n as u32));
         }
         world.plan_losses();
+        world.begin_scaling();
         world.begin_session();
         world
     }
@@ -224,6 +234,8 @@ impl World {
             Happening::Notice(unit) => self.notice(unit as usize),
             Happening::Lost(unit) => self.lost(unit as usize),
             Happening::UnitBack(unit) => self.unit_back(unit as usize),
+            Happening::Wave(role) => self.wave(role as usize),
+            Happening::Tick => self.tick(),
             Happening::Ticket(at) => self.ticket(at),
         }
     }
@@ -238,7 +250,9 @@ impl World {
             report.work.prefilled += load.prefilled;
         }
         report.lost_s = self.units.lost_s;
+        self.pay();
         report.roles = self.role_uses(&report);
+        self.report_scaling(&mut report);
         report
     }
 
@@ -252,8 +266,12 @@ impl World {
         }
         let counts = self.units.counts(self.clock.now);
         let roles = self.plan.roles.iter().zip(counts).zip(busy_s);
-        let uses = roles.map(|((role, counts), busy_s)| {
-            let units_s = all_s * role.count as f64;
+        let uses = roles.enumerate().map(|(n, ((role, counts), busy_s))| {
+            let units_s = if role.is_scaled() {
+                self.scaling.unit_seconds(n).max(1e-9)
+            } else {
+                all_s * role.count as f64
+            };
             RoleUse {
                 kind: role.kind,
                 host: role.host.clone(),
@@ -269,6 +287,7 @@ impl World {
                 up: (1.0 - counts.down_s / units_s).clamp(0.0, 1.0),
                 losses: counts.losses,
                 per_hour: role.count as f64 * role.price_per_hour,
+                scaling: None,
             }
         });
         uses.collect()

@@ -6,13 +6,17 @@
 //! | sandbox host | takes no new episodes | its episodes fail, and the core runs them again |
 //! | rollout worker | takes no new episodes | its episodes begin again after the lease of their tickets |
 //! | trainer node | - | the gang starts again, and repeats what follows its last checkpoint |
+//!
+//! Successors of roles whose count follows their work start at the notice, as the registry of a run starts
+//! them.
 
 use super::World;
 use super::clock::{At, Happening};
 use super::slab::EpisodeState;
-use crate::agenda::{micros, seconds};
+use super::units::LOSSES;
+use crate::agenda::{Micros, micros, seconds};
 use crate::plan::RoleKind;
-use sinew_types::FailureKind;
+use sinew_types::{FailureKind, mix_hash, mix_seed};
 
 /// Seconds until the tickets of a worker that is gone are given out again.
 const TICKET_LEASE_S: f64 = 30.0;
@@ -23,53 +27,106 @@ impl World {
         for unit in 0..self.units.all.len() {
             self.plan_loss(unit);
         }
+        for (role, spec) in self.plan.roles.iter().enumerate() {
+            if let Some(every_s) = spec.preemptible.map(|l| l.every_s).filter(|s| *s > 0.0) {
+                self.clock.after(every_s, Happening::Wave(role as u32));
+            }
+        }
+    }
+
+    /// A share of the units of a role that work is about to be lost.
+    pub(super) fn wave(&mut self, role: usize) {
+        let Some(losses) = self.plan.roles[role].preemptible else {
+            return;
+        };
+        self.clock
+            .after(losses.every_s, Happening::Wave(role as u32));
+        let now = self.clock.now;
+        let mut chosen = self.units.working(role);
+        let count = (losses.share * chosen.len() as f64).round() as usize;
+        let key = mix_seed(self.plan.seed ^ LOSSES, now);
+        chosen.sort_by_key(|unit| mix_hash(key, *unit as u64));
+        for unit in chosen.into_iter().take(count) {
+            self.plan_loss_at(unit, losses.notice_s, losses.notice_s);
+        }
     }
 
     /// Draws the next loss of a unit.
     fn plan_loss(&mut self, unit: usize) {
         let role = self.units.all[unit].role;
-        let Some(losses) = self.plan.roles[role].preemptible else {
+        let losses = self.plan.roles[role].preemptible;
+        let Some(losses) = losses.filter(|l| l.mean_s > 0.0 && self.units.works(unit)) else {
             return;
         };
         let after_s = self.units.until_loss_s(self.plan.seed, unit, losses.mean_s);
-        let number = unit as u32;
-        if losses.notice_s > 0.0 {
-            let notice_s = (after_s - losses.notice_s).max(0.0);
-            self.clock.after(notice_s, Happening::Notice(number));
+        self.plan_loss_at(unit, after_s, losses.notice_s);
+    }
+
+    /// Plans the loss of a unit, and its notice before.
+    fn plan_loss_at(&mut self, unit: usize, after_s: f64, notice_s: f64) {
+        let (now, number) = (self.clock.now, unit as u32);
+        let known_s = (after_s - notice_s).max(0.0);
+        let own = &mut self.units.all[unit];
+        own.loss_at = now + micros(after_s);
+        if notice_s > 0.0 {
+            own.notice_at = now + micros(known_s);
+            self.clock.after(known_s, Happening::Notice(number));
         }
         self.clock.after(after_s, Happening::Lost(number));
     }
 
     /// A unit knows that it will be lost.
     pub(super) fn notice(&mut self, unit: usize) {
+        // The unit may have ended since, and another one may have its place.
+        if self.units.all[unit].notice_at == self.clock.now && self.leave_unit(unit) {
+            self.refill(self.units.all[unit].role);
+        }
+    }
+
+    /// A unit takes nothing new from now on. False: it takes nothing anyway.
+    pub(super) fn leave_unit(&mut self, unit: usize) -> bool {
         if !self.units.leave(unit) {
-            return;
+            return false;
         }
         if let Some(engine) = self.units.all[unit].engine.filter(|_| !self.dead) {
             self.probe_one(engine);
         }
+        true
     }
 
     /// A unit is lost.
     pub(super) fn lost(&mut self, unit: usize) {
+        if self.units.all[unit].loss_at != self.clock.now {
+            return;
+        }
         let (role, kind) = (self.units.all[unit].role, self.units.all[unit].kind);
         let start_s = self.plan.roles[role].start_s;
+        let is_scaled = self.plan.roles[role].is_scaled();
         self.units.lose(unit, self.clock.now);
+        match (self.units.all[unit].engine, is_scaled) {
+            (Some(engine), true) => self.take_down(engine, Micros::MAX),
+            (Some(engine), false) => self.crash(engine, start_s),
+            (None, _) => {}
+        }
         match kind {
-            RoleKind::Engine => {
-                if let Some(engine) = self.units.all[unit].engine {
-                    self.crash(engine, start_s);
-                }
-            }
             RoleKind::Trainer => self.trainer_lost(start_s),
             RoleKind::Rollout | RoleKind::Sandbox => self.holder_lost(unit as u32, kind),
-            RoleKind::Scorer => {}
+            RoleKind::Engine | RoleKind::Scorer => {}
         }
-        self.clock.after(start_s, Happening::UnitBack(unit as u32));
+        if is_scaled {
+            self.end_unit(unit);
+            self.refill(role);
+        } else {
+            self.units.all[unit].back_at = self.clock.now + micros(start_s);
+            self.clock.after(start_s, Happening::UnitBack(unit as u32));
+        }
     }
 
     /// The successor of a unit works.
     pub(super) fn unit_back(&mut self, unit: usize) {
+        if self.units.all[unit].back_at != self.clock.now {
+            return;
+        }
         self.units.come_back(unit, self.clock.now);
         self.plan_loss(unit);
         self.place_waiting();
@@ -139,7 +196,7 @@ impl World {
     }
 
     /// Starts the worlds of episodes that waited, as far as there is room.
-    fn place_waiting(&mut self) {
+    pub(super) fn place_waiting(&mut self) {
         while let Some(&(slot, round)) = self.units.waiting.front() {
             let at = At { slot, round };
             if self.episodes.is(at, EpisodeState::Boots) {

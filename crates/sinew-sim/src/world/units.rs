@@ -2,6 +2,9 @@
 //!
 //! The run begins when all units are there. A unit that is lost is replaced: its successor works after the
 //! role's `start_s`, and is the same unit here. A unit that knows of its loss takes nothing new.
+//!
+//! A role whose count follows its work has more places than units: a unit that ends leaves its place empty,
+//! and its successor starts in another one.
 
 use crate::agenda::{Micros, seconds};
 use crate::dist::uniform;
@@ -9,8 +12,10 @@ use crate::plan::{OWNER_HOST, Plan, RoleKind};
 use sinew_types::{mix_hash, mix_seed};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+/// Time of what is not planned.
+const NEVER: Micros = Micros::MAX;
 /// Purpose of the random numbers of losses.
-const LOSSES: u64 = 0x10_55e5;
+pub(super) const LOSSES: u64 = 0x10_55e5;
 
 /// State of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +26,8 @@ enum UnitState {
     Leaving,
     /// It is gone, and its successor starts.
     Down,
+    /// Its place is empty, and costs nothing.
+    Empty,
 }
 
 /// A unit of a role.
@@ -37,6 +44,12 @@ pub(super) struct Unit {
     capacity: usize,
     /// Losses so far: the next one is drawn by it.
     pub(super) losses: u64,
+    /// Times of its notice, of its loss and of the start of its successor, as far as they are known.
+    pub(super) notice_at: Micros,
+    pub(super) loss_at: Micros,
+    pub(super) back_at: Micros,
+    /// Time since which it has no work, as ticks see it.
+    pub(super) idle_since: Option<Micros>,
     /// Time since which it is down.
     down_since: Micros,
     /// Seconds in which it was down.
@@ -73,6 +86,8 @@ pub(super) struct Units {
     hosts: Vec<usize>,
     /// Seconds one way and seconds of a byte between two hosts.
     links: HashMap<(usize, usize), (f64, f64)>,
+    /// Units of each role that cost something.
+    rented: Vec<usize>,
     /// Seconds of work that losses destroyed.
     pub(super) lost_s: f64,
 }
@@ -99,6 +114,7 @@ impl Units {
         };
         let mut units = Self {
             hosts: plan.roles.iter().map(|r| number(r.host.as_str())).collect(),
+            rented: plan.roles.iter().map(|r| r.count).collect(),
             ..Self::default()
         };
         for link in &plan.links {
@@ -109,19 +125,27 @@ impl Units {
             }
         }
         for (role, spec) in plan.roles.iter().enumerate() {
-            for _ in 0..spec.count {
+            for place in 0..spec.unit_places() {
                 let number = units.all.len() as u32;
-                let is_engine = spec.kind == RoleKind::Engine;
-                let engine = is_engine.then_some(units.engines.len());
+                let engine = spec.has_engine().then_some(units.engines.len());
+                let is_there = place < spec.count;
                 units.engines.extend(engine.map(|_| number));
                 units.all.push(Unit {
                     role,
                     kind: spec.kind,
                     engine,
-                    state: UnitState::Up,
+                    state: if is_there {
+                        UnitState::Up
+                    } else {
+                        UnitState::Empty
+                    },
                     held: 0,
                     capacity: spec.capacity(),
                     losses: 0,
+                    notice_at: NEVER,
+                    loss_at: NEVER,
+                    back_at: NEVER,
+                    idle_since: None,
                     down_since: 0,
                     down_s: 0.0,
                     held_s: 0.0,
@@ -129,7 +153,9 @@ impl Units {
                 });
                 if let Some(place) = place_of(spec.kind) {
                     units.exists[place] = true;
-                    units.open[place].insert((0, number));
+                    if is_there {
+                        units.open[place].insert((0, number));
+                    }
                 }
             }
         }
@@ -212,6 +238,68 @@ impl Units {
         own.down_since = now;
     }
 
+    /// Starts a unit in an empty place of a role, to work at `back_at`. `None`: no place is empty.
+    pub(super) fn start(&mut self, role: usize, now: Micros, back_at: Micros) -> Option<usize> {
+        let empty = |u: &Unit| u.role == role && u.state == UnitState::Empty;
+        let place = self.all.iter().position(empty)?;
+        let own = &mut self.all[place];
+        (own.state, own.down_since, own.back_at) = (UnitState::Down, now, back_at);
+        self.rented[role] += 1;
+        Some(place)
+    }
+
+    /// A unit ends, and leaves its place empty.
+    pub(super) fn end(&mut self, unit: usize, now: Micros) {
+        if self.all[unit].state == UnitState::Empty {
+            return;
+        }
+        self.close(unit);
+        let own = &mut self.all[unit];
+        if own.state == UnitState::Down {
+            own.down_s += seconds(now.saturating_sub(own.down_since));
+        }
+        own.state = UnitState::Empty;
+        (own.notice_at, own.loss_at, own.back_at) = (NEVER, NEVER, NEVER);
+        own.idle_since = None;
+        self.rented[own.role] -= 1;
+    }
+
+    /// Units of a role that stay: those that work or start.
+    pub(super) fn staying(&self, role: usize) -> Vec<usize> {
+        self.in_states(role, &[UnitState::Up, UnitState::Down])
+    }
+
+    /// Units of a role that take work.
+    pub(super) fn working(&self, role: usize) -> Vec<usize> {
+        self.in_states(role, &[UnitState::Up])
+    }
+
+    /// Units of a role that take nothing new.
+    pub(super) fn leaving(&self, role: usize) -> Vec<usize> {
+        self.in_states(role, &[UnitState::Leaving])
+    }
+
+    fn in_states(&self, role: usize, states: &[UnitState]) -> Vec<usize> {
+        let all = self.all.iter().enumerate();
+        let found = all.filter(|(_, u)| u.role == role && states.contains(&u.state));
+        found.map(|(unit, _)| unit).collect()
+    }
+
+    /// Whether a unit takes work.
+    pub(super) fn works(&self, unit: usize) -> bool {
+        self.all[unit].state == UnitState::Up
+    }
+
+    /// Work that a unit holds, and the most that it may.
+    pub(super) fn work_of(&self, unit: usize) -> (usize, usize) {
+        (self.all[unit].held, self.all[unit].capacity)
+    }
+
+    /// Units of a role that cost something.
+    pub(super) fn rented(&self, role: usize) -> usize {
+        self.rented[role]
+    }
+
     /// The successor of a unit works.
     pub(super) fn come_back(&mut self, unit: usize, now: Micros) {
         let own = &mut self.all[unit];
@@ -278,7 +366,7 @@ impl Units {
             counts.losses += unit.losses;
             let down = match unit.state {
                 UnitState::Down => seconds(now.saturating_sub(unit.down_since)),
-                UnitState::Up | UnitState::Leaving => 0.0,
+                UnitState::Up | UnitState::Leaving | UnitState::Empty => 0.0,
             };
             counts.down_s += unit.down_s + down;
             let since = seconds(now.saturating_sub(unit.changed));

@@ -271,7 +271,8 @@ impl World {
         self.updates.version_to_come = step;
         self.updates.publishes = true;
         let w = &self.plan.weights;
-        let transfer_s = w.transfer_s + self.units.transfer_s(w.gigabytes * 1e9);
+        let way_s = self.units.transfer_s(w.gigabytes * 1e9);
+        let transfer_s = w.transfer_s + way_s + self.plan.hops.weights_s;
         self.clock.after(transfer_s, Happening::Transferred);
     }
 

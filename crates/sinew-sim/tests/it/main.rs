@@ -5,6 +5,7 @@ mod pipeline;
 mod plans;
 mod published;
 mod roles;
+mod scaling;
 mod schedules;
 mod tail;
 mod tidy;

@@ -3,14 +3,13 @@
 use crate::support::{id, on_each, score, trace};
 use proptest::prelude::*;
 use sinew_store::{
-    DiskStore, IMPORT_SOURCE, ImportReport, Inbox, Score, ScoreTarget, StoreError, StoreOptions,
-    StoreReader, TraceStore, import_file, import_scores,
+    DiskStore, IMPORT_SOURCE, ImportReport, Inbox, Score, StoreError, StoreOptions, TraceStore,
+    import_file, import_scores,
 };
 use std::io::Write;
 
 fn import(store: &dyn TraceStore, text: &str, now_us: u64) -> ImportReport {
-    let target = ScoreTarget::Store(store);
-    import_scores(&mut text.as_bytes(), &target, IMPORT_SOURCE, now_us).unwrap()
+    import_scores(&mut text.as_bytes(), store, IMPORT_SOURCE, now_us).unwrap()
 }
 
 /// Episodes 0 to 3, of which 1 is ticket 7, and 2 and 3 share a name.
@@ -151,15 +150,23 @@ fn a_file_of_the_inbox_that_cannot_be_read_is_kept() {
 }
 
 #[test]
-fn a_reader_sees_what_an_importer_would_be_refused() {
+fn an_importer_knows_what_the_store_of_another_process_has() {
     let directory = tempfile::tempdir().unwrap();
-    let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+    let folder = directory.path().join("store");
+    let store = DiskStore::open(&folder, StoreOptions::default()).unwrap();
     filled(&store);
-    let reader = StoreReader::open(directory.path()).unwrap();
-    assert_eq!(reader.admits(&score(0, "a", 1, 1.0)).unwrap(), Ok(true));
+    let file = directory.path().join("rows.jsonl");
+    let row = |n: u64| {
+        format!("{{\"episode\": \"e{n}\", \"name\": \"a\", \"value\": 1, \"at\": 1e-6}}\n")
+    };
+    std::fs::write(&file, row(0) + &row(9)).unwrap();
+    let counts = || {
+        let report = import_file(&folder, &file, IMPORT_SOURCE, 1, true).unwrap();
+        (report.new, report.known, report.refused)
+    };
+    assert_eq!(counts(), (1, 0, 1));
     store.put_scores(&[score(0, "a", 1, 1.0)]).unwrap();
-    assert_eq!(reader.admits(&score(0, "a", 1, 1.0)).unwrap(), Ok(false));
-    assert!(reader.admits(&score(9, "a", 1, 1.0)).unwrap().is_err());
+    assert_eq!(counts(), (0, 1, 1));
 }
 
 proptest! {
@@ -168,8 +175,7 @@ proptest! {
     fn any_bytes_are_rows_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let store = sinew_store::MemoryStore::new(1 << 20);
         filled(&store);
-        let target = ScoreTarget::Store(&store);
-        let report = import_scores(&mut bytes.as_slice(), &target, "s", 1).unwrap();
+        let report = import_scores(&mut bytes.as_slice(), &store, "s", 1).unwrap();
         prop_assert_eq!(report.new + report.known + report.refused, report.rows);
     }
 }

@@ -1,10 +1,12 @@
 //! Reading a store that another process writes.
 
-use crate::support::{id, trace};
+use crate::support::{id, score, trace};
 use sinew_store::{
-    DiskStore, Filter, GcPolicy, StoreError, StoreOptions, StoreReader, TraceStore, TrainedBatch,
+    DiskStore, Filter, GcPolicy, MemoryStore, StoreError, StoreOptions, StoreReader, TraceStore,
+    TrainedBatch,
 };
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn open(directory: &Path) -> DiskStore {
@@ -87,6 +89,50 @@ fn a_reader_writes_nothing_and_takes_no_lock() {
     assert_eq!(reader.get(&id(2)).unwrap(), Some(trace(2, 10)));
     assert_eq!(reader.stats().unwrap().episodes, 2);
     assert!(reader.trained_batches().unwrap().is_empty());
+}
+
+#[test]
+fn a_reader_of_any_store_sees_what_that_of_a_folder_sees() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = open(directory.path());
+    let memory = Arc::new(MemoryStore::new(1 << 20));
+    let stores: [&dyn TraceStore; 2] = [&disk, &*memory];
+    for store in stores {
+        let batch: Vec<_> = (0..4).map(|n| trace(n, 10)).collect();
+        store.commit_batch(&batch).unwrap();
+        store.put_scores(&[score(2, "a", 1, 1.0)]).unwrap();
+        for (name, step) in [("s1", 1), ("s2", 2)] {
+            let update = TrainedBatch::new(name, step, &[id(step)]);
+            store.commit_update(&update, false).unwrap();
+        }
+    }
+    let traces: Arc<dyn TraceStore> = memory.clone();
+    let readers = [
+        StoreReader::open(directory.path()).unwrap(),
+        StoreReader::of(traces),
+    ];
+    let seen = readers.map(|reader| {
+        let ids = |filter: &Filter| -> Vec<_> {
+            let page = reader.list(filter).unwrap();
+            page.episodes.into_iter().map(|e| e.episode).collect()
+        };
+        let trained = Filter {
+            updates: Some(2..=2),
+            ..Filter::default()
+        };
+        (
+            (ids(&Filter::default()), ids(&trained)),
+            (reader.get(&id(3)).unwrap(), reader.get(&id(9)).unwrap()),
+            reader.scores(&id(2)).unwrap(),
+            (
+                reader.trained_batches().unwrap(),
+                reader.batches_of(2).unwrap(),
+            ),
+            reader.stats().unwrap().trained,
+        )
+    });
+    assert_eq!(seen[0], seen[1]);
+    assert_eq!(seen[0].3.1.len(), 1);
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn an_index_made_anew_has_the_scores_of_what_can_be_read() {
     }
     let reader = StoreReader::open(directory.path()).unwrap();
     assert_eq!(reader.scores(&id(1)).unwrap(), [all[1].clone()]);
-    assert_eq!(reader.named("ticket 7", 2).unwrap(), [id(2)]);
+    assert_eq!(store.named("ticket 7", 2).unwrap(), [id(2)]);
 }
 
 #[test]

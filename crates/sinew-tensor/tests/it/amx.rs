@@ -16,6 +16,7 @@ use sinew_tensor::logprob::{
 };
 use sinew_tensor::{Cpu, KernelSet, Mat, MatMut, PackedWeights};
 
+use crate::gemm::{Case, view};
 use crate::{assert_close, random};
 
 /// Half a unit of a bfloat16 for each of both operands, and room for the sums.
@@ -33,25 +34,6 @@ sinew_amx_emulator::on_both!(
     the_fused_head_is_that_of_f32_within_its_bound,
     a_row_of_the_fused_head_has_the_same_bits_alone,
 );
-
-/// A `[rows, cols]` view over `data`, which is stored transposed or not.
-fn view(data: &[f32], rows: usize, cols: usize, pad: usize, transposed: bool) -> Mat<'_> {
-    if transposed {
-        Mat::with_ld(data, cols, rows, rows + pad).t()
-    } else {
-        Mat::with_ld(data, rows, cols, cols + pad)
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    m: usize,
-    n: usize,
-    k: usize,
-    pad: usize,
-    transpose: [bool; 2],
-    accumulate: bool,
-}
 
 /// Compares with the model's bits on all threads, on one, and (if `b` is stored transposed without gaps)
 /// packed. Nothing may be written outside of `c`.

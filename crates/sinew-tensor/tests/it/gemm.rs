@@ -28,14 +28,15 @@ fn plain(
     c
 }
 
+/// A product of `[m, k]` and `[k, n]`, whose operands have gaps of `pad` and may be stored transposed.
 #[derive(Debug, Clone, Copy)]
-struct Case {
-    m: usize,
-    n: usize,
-    k: usize,
-    pad: usize,
-    transpose: [bool; 2],
-    accumulate: bool,
+pub(crate) struct Case {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) pad: usize,
+    pub(crate) transpose: [bool; 2],
+    pub(crate) accumulate: bool,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -60,7 +61,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 /// A `[rows, cols]` view over `data`, which is stored transposed or not.
-fn view(data: &[f32], rows: usize, cols: usize, pad: usize, transposed: bool) -> Mat<'_> {
+pub(crate) fn view(data: &[f32], rows: usize, cols: usize, pad: usize, transposed: bool) -> Mat<'_> {
     if transposed {
         Mat::with_ld(data, cols, rows, rows + pad).t()
     } else {

@@ -25,7 +25,6 @@ use sinew_engines::{
 };
 use sinew_types::{EngineError, Fidelity, PromptLogprobs, SamplingParams, TokenLogprob, WeightsId};
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::OnceCell;
@@ -85,13 +84,7 @@ struct Memory {
     requests: HashMap<AttemptId, String>,
 }
 
-impl fmt::Debug for TinkerBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TinkerBackend")
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(TinkerBackend, options);
 
 impl TinkerBackend {
     /// The samplers of a service, which need not be up yet.
@@ -479,16 +472,6 @@ impl Backend for TinkerBackend {
             self.adopt(weights.id, source).await
         }
         .boxed()
-    }
-
-    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        let why = "sleeping".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
-    }
-
-    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
-        let why = "waking up".to_owned();
-        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
     }
 }
 

@@ -146,13 +146,7 @@ pub(crate) struct Http {
     token: Mutex<Option<HeaderValue>>,
 }
 
-impl fmt::Debug for Http {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Http")
-            .field("url", &self.url)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Http, url);
 
 #[derive(Deserialize)]
 struct ExchangedKey {

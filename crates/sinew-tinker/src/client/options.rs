@@ -2,7 +2,6 @@
 
 use super::error::ClientError;
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::time::Duration;
 
 /// Default limit of one command.
@@ -29,15 +28,7 @@ pub struct ServiceOptions {
     pub run: String,
 }
 
-impl fmt::Debug for ServiceOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServiceOptions")
-            .field("url", &self.url)
-            .field("timeout", &self.timeout)
-            .field("run", &self.run)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ServiceOptions, url, timeout, run);
 
 impl ServiceOptions {
     /// The service at `url`, with default limits.

@@ -1,6 +1,6 @@
 //! Rows for tests.
 
-use sinew_types::{EpisodeId, PolicyVersion, TokenId, TrainRow};
+use sinew_types::{EpisodeId, TokenId, TrainRow};
 
 /// A row whose tokens from `first` on are trained.
 pub(crate) fn row(tokens: &[TokenId], first: usize) -> TrainRow {
@@ -11,15 +11,7 @@ pub(crate) fn row(tokens: &[TokenId], first: usize) -> TrainRow {
         tokens: tokens.to_vec(),
         weights: (0..n).map(weight).collect(),
         advantages: vec![1.0; n],
-        temperatures: Vec::new(),
         behaviour_logprobs: vec![-1.0; n],
-        ref_logprobs: None,
-        prox_logprobs: None,
-        values: None,
-        returns: None,
-        teacher_top: None,
-        masks: None,
-        routes: Vec::new(),
-        oldest_version: PolicyVersion(0),
+        ..TrainRow::default()
     }
 }

@@ -60,13 +60,10 @@ pub struct DeskParts {
     pub clock: WallClock,
 }
 
-impl std::fmt::Debug for DeskParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeskParts")
-            .field("full_engines", &self.full_engines.is_some())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    DeskParts as this,
+    full_engines = this.full_engines.is_some()
+);
 
 /// The system's clock.
 pub fn wall_clock() -> WallClock {

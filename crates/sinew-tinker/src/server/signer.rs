@@ -1,7 +1,6 @@
 //! Signatures of addresses that need no key.
 
 use crate::desk::types::CheckpointKind;
-use std::fmt;
 
 /// A checkpoint in a path: the training run, the word of its kind, and its name.
 pub(crate) type CheckpointParts = (String, String, String);
@@ -23,11 +22,7 @@ pub(crate) struct Signer {
     key: [u8; 32],
 }
 
-impl fmt::Debug for Signer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Signer").finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Signer);
 
 /// A file that an address names.
 #[derive(Clone, Copy, Debug)]

@@ -19,16 +19,8 @@ fn row(tokens: &[u32]) -> TrainRow {
         tokens: tokens.to_vec(),
         weights: vec![1.0; n],
         advantages: vec![1.0; n],
-        temperatures: Vec::new(),
         behaviour_logprobs: vec![0.0; n],
-        ref_logprobs: None,
-        prox_logprobs: None,
-        values: None,
-        returns: None,
-        teacher_top: None,
-        masks: None,
-        routes: Vec::new(),
-        oldest_version: PolicyVersion(0),
+        ..TrainRow::default()
     }
 }
 

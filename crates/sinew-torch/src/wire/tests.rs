@@ -2,7 +2,7 @@
 
 use super::*;
 use sinew_train::pack::{pack, pack_routed};
-use sinew_types::{EpisodeId, PolicyVersion, RouteSpan, RowMasks, TrainRow};
+use sinew_types::{EpisodeId, RouteSpan, RowMasks, TrainRow};
 
 /// A row that trains its tokens from 2 on, the last of them under a mask.
 fn row(tokens: &[u32]) -> TrainRow {
@@ -22,18 +22,12 @@ fn row(tokens: &[u32]) -> TrainRow {
         advantages: vec![1.0; n],
         temperatures: vec![0.5; n],
         behaviour_logprobs: vec![0.0; n],
-        ref_logprobs: None,
-        prox_logprobs: None,
-        values: None,
-        returns: None,
-        teacher_top: None,
         masks: Some(RowMasks {
             words_per_mask: 2,
             table: mask,
             rows,
         }),
-        routes: Vec::new(),
-        oldest_version: PolicyVersion(0),
+        ..TrainRow::default()
     }
 }
 

@@ -178,16 +178,8 @@ pub(crate) fn row(tokens: &[TokenId], prompt: usize) -> TrainRow {
         tokens: tokens.to_vec(),
         weights,
         advantages: vec![1.0; n],
-        temperatures: Vec::new(),
         behaviour_logprobs: vec![0.0; n],
-        ref_logprobs: None,
-        prox_logprobs: None,
-        values: None,
-        returns: None,
-        teacher_top: None,
-        masks: None,
-        routes: Vec::new(),
-        oldest_version: PolicyVersion(0),
+        ..TrainRow::default()
     }
 }
 

@@ -5,17 +5,6 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use sinew_types::{KlSpec, RejectionLevel, RejectionMetric};
 
-fn spec(surrogate: Surrogate) -> LossSpec {
-    LossSpec {
-        surrogate,
-        correction: Correction::None,
-        kl: None,
-        entropy: 0.0,
-        value: None,
-        teacher: None,
-    }
-}
-
 fn clip(low: f32, high: f32, dual: Option<f32>) -> Surrogate {
     Surrogate::Clip { low, high, dual }
 }
@@ -173,7 +162,7 @@ fn clip_by_hand() {
         clip: None,
         in_ratio: None,
     };
-    let got = row_loss(&spec(clip(0.2, 0.2, None)), &row).unwrap();
+    let got = row_loss(&LossSpec::new(clip(0.2, 0.2, None)), &row).unwrap();
     assert!(close(got.loss, 0.5 * (-1.0 - 1.2 - 0.5 + 1.5 + 0.8), 1e-6));
     for (g, e) in got.d_logprob.iter().zip([-0.5, 0.0, -0.25, 0.75, 0.0]) {
         assert!(close(f64::from(*g), e, 1e-6), "{g} expected {e}");
@@ -184,7 +173,7 @@ fn clip_by_hand() {
     assert!(close(metrics.ratio_min.unwrap(), 0.5, 1e-6));
     assert!(close(metrics.ratio_max.unwrap(), 1.5, 1e-6));
     // Dual clip at 1.4: the fourth token's loss is bounded by 1.4 and loses its gradient.
-    let dual = row_loss(&spec(clip(0.2, 0.2, Some(1.4))), &row).unwrap();
+    let dual = row_loss(&LossSpec::new(clip(0.2, 0.2, Some(1.4))), &row).unwrap();
     assert!(close(dual.loss, got.loss - 0.05, 1e-6));
     assert_eq!(dual.d_logprob[3], 0.0);
 }
@@ -200,7 +189,7 @@ fn at_the_sampling_policy_all_ratio_losses_have_the_reinforce_gradient() {
         logprobs: vec![0.0, -1.0, -2.0],
         entropies: vec![0.0; 3],
     };
-    let expected = row_loss(&spec(Surrogate::Reinforce), &row.inputs()).unwrap();
+    let expected = row_loss(&LossSpec::new(Surrogate::Reinforce), &row.inputs()).unwrap();
     assert_eq!(expected.d_logprob, [0.0, -0.6, 0.7]);
     for surrogate in [
         clip(0.2, 0.2, Some(3.0)),
@@ -219,7 +208,7 @@ fn at_the_sampling_policy_all_ratio_losses_have_the_reinforce_gradient() {
             high: 0.2,
         },
     ] {
-        let got = row_loss(&spec(surrogate.clone()), &row.inputs()).unwrap();
+        let got = row_loss(&LossSpec::new(surrogate.clone()), &row.inputs()).unwrap();
         for (g, e) in got.d_logprob.iter().zip(&expected.d_logprob) {
             assert!((g - e).abs() < 1e-6, "{surrogate:?}: {g} expected {e}");
         }
@@ -229,7 +218,7 @@ fn at_the_sampling_policy_all_ratio_losses_have_the_reinforce_gradient() {
 #[test]
 fn missing_or_broken_inputs_are_refused_by_name() {
     let row = golden().rows.remove(0);
-    let mut with_kl = spec(Surrogate::Reinforce);
+    let mut with_kl = LossSpec::new(Surrogate::Reinforce);
     with_kl.kl = Some(KlSpec {
         estimator: KlEstimator::K3,
         coefficient: 0.1,
@@ -242,7 +231,7 @@ fn missing_or_broken_inputs_are_refused_by_name() {
         row_loss(&with_kl, &no_reference),
         Err(LossError::MissingReference)
     );
-    let mut corrected = spec(clip(0.2, 0.2, None));
+    let mut corrected = LossSpec::new(clip(0.2, 0.2, None));
     corrected.correction = Correction::Truncate {
         low: 0.0,
         high: 2.0,
@@ -274,7 +263,7 @@ fn missing_or_broken_inputs_are_refused_by_name() {
 
 #[test]
 fn specifications_without_meaning_are_refused() {
-    let mut bad = spec(clip(-0.1, 0.2, None));
+    let mut bad = LossSpec::new(clip(-0.1, 0.2, None));
     assert!(matches!(
         validate_spec(&bad),
         Err(LossSpecError::Value {
@@ -383,7 +372,7 @@ fn largest(spec: &LossSpec, row: &GoldenRow) -> f64 {
 fn corrected(correction: Correction) -> LossSpec {
     LossSpec {
         correction,
-        ..spec(Surrogate::Reinforce)
+        ..LossSpec::new(Surrogate::Reinforce)
     }
 }
 
@@ -398,12 +387,12 @@ fn reject(metric: RejectionMetric, level: RejectionLevel) -> LossSpec {
 
 /// Losses with a bound, by the formulas of their papers.
 fn bounded_losses() -> Vec<(LossSpec, f64)> {
-    let soft = |tau_pos, tau_neg| spec(Surrogate::Soft { tau_pos, tau_neg });
+    let soft = |tau_pos, tau_neg| LossSpec::new(Surrogate::Soft { tau_pos, tau_neg });
     let by = |metric| reject(metric, RejectionLevel::Token);
     vec![
-        (spec(clip(0.2, 0.28, Some(3.0))), 3.0),
+        (LossSpec::new(clip(0.2, 0.28, Some(3.0))), 3.0),
         (
-            spec(Surrogate::Cispo {
+            LossSpec::new(Surrogate::Cispo {
                 low: 1.0,
                 high: 4.0,
             }),
@@ -449,7 +438,7 @@ fn losses_without_a_bound_let_a_ratio_through() {
         region,
         Surrogate::Importance,
     ] {
-        let loss = spec(surrogate);
+        let loss = LossSpec::new(surrogate);
         assert_eq!(loss.ratio_bound(), None, "{loss:?}");
         assert!(
             largest(&loss, &far(vec![-1.0], &[8.0])) > 2900.0,
@@ -468,8 +457,8 @@ fn losses_without_a_bound_let_a_ratio_through() {
         assert!(largest(&loss, &row) > 2900.0, "{loss:?}");
     }
     // A loss without a ratio has nothing that spans the gap.
-    assert_eq!(spec(Surrogate::Reinforce).ratio_bound(), None);
-    assert_eq!(spec(Surrogate::CrossEntropy).ratio_bound(), None);
+    assert_eq!(LossSpec::new(Surrogate::Reinforce).ratio_bound(), None);
+    assert_eq!(LossSpec::new(Surrogate::CrossEntropy).ratio_bound(), None);
 }
 
 /// Weight, advantage, behaviour, two distances, entropy.
@@ -559,7 +548,7 @@ proptest! {
     /// Sums of parts are the whole, and a split over rows merges to the same metrics.
     #[test]
     fn parts_add_up(surrogate in surrogates(), correction in corrections_(), a in rows(), b in rows()) {
-        let mut spec = spec(surrogate);
+        let mut spec = LossSpec::new(surrogate);
         spec.correction = correction;
         spec.entropy = 0.1;
         let (a, b) = (row_loss(&spec, &a.inputs()).unwrap(), row_loss(&spec, &b.inputs()).unwrap());

@@ -1,6 +1,5 @@
 use super::*;
 use proptest::prelude::*;
-use sinew_types::PolicyVersion;
 use std::collections::HashSet;
 
 fn row(tokens: &[TokenId], weights: &[f32]) -> TrainRow {
@@ -10,16 +9,8 @@ fn row(tokens: &[TokenId], weights: &[f32]) -> TrainRow {
         tokens: tokens.to_vec(),
         weights: weights.to_vec(),
         advantages: vec![1.0; n],
-        temperatures: Vec::new(),
         behaviour_logprobs: vec![-1.0; n],
-        ref_logprobs: None,
-        prox_logprobs: None,
-        values: None,
-        returns: None,
-        teacher_top: None,
-        masks: None,
-        routes: Vec::new(),
-        oldest_version: PolicyVersion(0),
+        ..TrainRow::default()
     }
 }
 

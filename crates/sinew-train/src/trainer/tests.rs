@@ -12,19 +12,8 @@ use sinew_types::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-fn spec(surrogate: Surrogate) -> LossSpec {
-    LossSpec {
-        surrogate,
-        correction: Correction::None,
-        kl: None,
-        entropy: 0.0,
-        value: None,
-        teacher: None,
-    }
-}
-
 fn clip() -> LossSpec {
-    spec(Surrogate::Clip {
+    LossSpec::new(Surrogate::Clip {
         low: 0.2,
         high: 0.2,
         dual: None,
@@ -93,7 +82,7 @@ fn micro_batches_accumulate_to_the_gradient_of_one_batch() {
     };
     for spec in [
         full,
-        spec(Surrogate::SequenceClip {
+        LossSpec::new(Surrogate::SequenceClip {
             low: 0.1,
             high: 0.1,
         }),
@@ -156,7 +145,7 @@ fn a_bandit_learns_the_rewarded_token() {
                 policy.row(&[1, arm], 1, p, if arm == 4 { 1.0 } else { 0.0 })
             })
             .collect();
-        trainer.step(&rows, &spec(Surrogate::Reinforce)).unwrap();
+        trainer.step(&rows, &LossSpec::new(Surrogate::Reinforce)).unwrap();
     }
     let after = probability(&trainer);
     assert!(before < 0.3 && after > 0.9, "{before} to {after}");

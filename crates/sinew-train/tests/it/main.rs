@@ -89,16 +89,8 @@ fn row(tokens: &[TokenId], prompt: usize, weight: f32, advantage: f32) -> TrainR
         tokens: tokens.to_vec(),
         weights,
         advantages: vec![advantage; n],
-        temperatures: Vec::new(),
         behaviour_logprobs: vec![0.0; n],
-        ref_logprobs: None,
-        prox_logprobs: None,
-        values: None,
-        returns: None,
-        teacher_top: None,
-        masks: None,
-        routes: Vec::new(),
-        oldest_version: PolicyVersion(0),
+        ..TrainRow::default()
     }
 }
 
@@ -121,19 +113,8 @@ fn batch(policy: &mut ModelPolicy) -> Vec<TrainRow> {
     rows
 }
 
-fn spec(surrogate: Surrogate) -> LossSpec {
-    LossSpec {
-        surrogate,
-        correction: Correction::None,
-        kl: None,
-        entropy: 0.0,
-        value: None,
-        teacher: None,
-    }
-}
-
 fn clip() -> LossSpec {
-    spec(Surrogate::Clip {
+    LossSpec::new(Surrogate::Clip {
         low: 0.2,
         high: 0.2,
         dual: None,
@@ -149,7 +130,7 @@ fn supervised_training_overfits_a_batch() {
             row(&tokens, 1, 1.0 / 60.0, 1.0)
         })
         .collect();
-    let mut step = || trainer.step(&rows, &spec(Surrogate::CrossEntropy)).unwrap();
+    let mut step = || trainer.step(&rows, &LossSpec::new(Surrogate::CrossEntropy)).unwrap();
     let first = step();
     // An untrained model is close to uniform over 61 tokens: ln 61 = 4.11.
     assert!((first.loss - 61f64.ln()).abs() < 0.2, "{}", first.loss);
@@ -194,7 +175,7 @@ fn reinforce_raises_the_probability_of_the_rewarded_token() {
             row.advantages[2] = if arm == 3 { 1.0 } else { -0.2 };
             row.behaviour_logprobs[2] = p[arm].ln();
         }
-        trainer.step(&rows, &spec(Surrogate::Reinforce)).unwrap();
+        trainer.step(&rows, &LossSpec::new(Surrogate::Reinforce)).unwrap();
     }
     let after = probabilities(&mut trainer)[3];
     assert!(before < 0.05 && after > 0.8, "{before} to {after}");
@@ -266,7 +247,7 @@ fn any_split_into_micro_batches_gives_the_same_gradient() {
         coefficient: 0.1,
     });
     full_spec.entropy = 0.01;
-    let sequence = spec(Surrogate::SequenceClip {
+    let sequence = LossSpec::new(Surrogate::SequenceClip {
         low: 0.2,
         high: 0.2,
     });

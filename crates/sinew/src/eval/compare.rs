@@ -7,9 +7,9 @@ use super::plan::settings;
 use crate::output;
 use crate::train::CommandEnd;
 use serde_json::json;
-use sinew_assembly::{Failure, recipe_of};
+use sinew_assembly::{Failure, recipe_of, run_reader};
 use sinew_evaluation::{BenchResult, Facts, Overlap, Sample, compare, comparison_text, summarize};
-use sinew_runs::{holds_run, store_path};
+use sinew_runs::holds_run;
 use sinew_store::{Filter, MAX_PAGE, StoreReader};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -106,14 +106,7 @@ fn read(path: &Path) -> Result<BenchResult, Failure> {
 /// The last measurement of a run, as it is in its store.
 fn of_run(folder: &Path) -> Result<BenchResult, Failure> {
     let recipe = recipe_of(folder)?;
-    let path = store_path(folder);
-    if !path.exists() {
-        return Err(Failure::input(format!(
-            "--compare: {} keeps no episodes\n  hint: runs with store.type = \"memory\" keep none",
-            folder.display()
-        )));
-    }
-    let store = StoreReader::open(&path).map_err(Failure::system)?;
+    let store = run_reader(folder).map_err(|e| e.of("--compare"))?;
     let mut samples = Vec::new();
     for (sampled, greedy) in PURPOSES {
         samples.extend(stored(&store, sampled, Some(recipe.seed))?);

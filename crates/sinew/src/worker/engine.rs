@@ -1,16 +1,17 @@
-//! `sinew worker --role engine`: the newest weights of a run behind the APIs of model providers.
+//! `sinew worker --role engine`: the newest weights of a run, for its rollout workers by tokens, and for
+//! other clients behind the APIs of model providers.
 
 use super::presence::{Beats, RolePresence};
 use super::{WorkerArgs, begin, no_address, refused};
 use crate::output;
 use serde_json::json;
-use sinew_assembly::{Failure, FollowedEngine, follow_engine};
+use sinew_assembly::{Failure, FollowedEngine, follow_engine, reached_at};
 use sinew_gateway::{Gateway, GatewayConfig, GatewayParts, Secret, Server, SessionLimits};
 use sinew_store::MemoryStore;
 use sinew_types::Engine;
-use sinew_workers::{DeskClient, Loaded, WorkerStatus};
+use sinew_workers::{DeskClient, EngineRoutes, Loaded, WorkerStatus};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Capacity for the traces of clients.
 const STORE_BYTES: u64 = 1 << 30;
@@ -26,16 +27,18 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
     let Some(terms) = args.terms(&owner, &stop)? else {
         return Ok(());
     };
-    let options = args.options(runtime.handle().clone(), &stop);
+    let options = args.options(runtime.handle().clone(), &stop)?;
     let Some(made) = follow_engine(&owner, &terms, &options)? else {
         return Ok(());
     };
     let scheme = endpoint.scheme();
     let (gateway, public) = (gateway(&made, &terms.run, &token), args.advertise.clone());
-    let server = Server::start_with(gateway, endpoint, &token, public.clone(), None);
+    let routes = Arc::new(routes(&made));
+    let more = Some(routes.router());
+    let server = Server::start_with(gateway, endpoint, &token, public.clone(), more);
     let server = runtime.block_on(server);
     let server = server.map_err(|e| Failure::input(format!("--listen: {e}")))?;
-    let url = public.unwrap_or_else(|| format!("{scheme}://{}", server.address()));
+    let url = public.unwrap_or_else(|| format!("{scheme}://{}", reached_at(server.address())));
     let capacity = made.recipe.engine.max_num_seqs;
     let presence = RolePresence::register(args, capacity, Some(url.clone()))?;
     if args.json {
@@ -53,10 +56,33 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
     while !ends() {
         std::thread::sleep(LOOK);
     }
-    let notice = Duration::from_secs(args.notice_s);
-    runtime.block_on(server.stop_within(async { tokio::time::sleep(notice).await }));
+    // The registry names it no more, so that only generations which run already are waited for.
+    let end = Instant::now() + Duration::from_secs(args.notice_s);
+    while routes.running() > 0 && Instant::now() < end {
+        std::thread::sleep(LOOK);
+    }
+    let cut = routes.running();
+    let left = end.saturating_duration_since(Instant::now());
+    runtime.block_on(server.stop_within(async { tokio::time::sleep(left).await }));
     drop(beats);
+    ended(args, cut);
     Ok(())
+}
+
+/// Says how many generations were cut. Workers repeat them on other engines, from the tokens that came.
+fn ended(args: &WorkerArgs, cut: usize) {
+    if args.json {
+        output::print_json(&json!({"ended": "asked to end", "generations_cut": cut}));
+    } else {
+        output::print(&format!("asked to end: {cut} generations go on elsewhere\n"));
+    }
+}
+
+/// The engine by tokens, for the rollout workers of the run.
+fn routes(made: &FollowedEngine) -> EngineRoutes {
+    let context = made.recipe.rollout.max_context_tokens as usize;
+    let (engine, loaded) = (Arc::clone(&made.engine), made.loaded.clone());
+    EngineRoutes::new(engine, loaded, context, made.vocab)
 }
 
 /// The gateway of an engine; the token of the run is the key of its clients.
@@ -87,6 +113,7 @@ fn status(engine: &dyn Engine, loaded: &Loaded) -> WorkerStatus {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     WorkerStatus {
         version: loaded.get().map(|id| id.version.0),
+        checksum: loaded.mark().map(|(_, manifest)| manifest),
         busy: count(status.running),
         queued: count(status.waiting),
         idle_s: 0.0,

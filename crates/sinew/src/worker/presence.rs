@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// Interval of looks whether weights changed or the role is asked to end.
+const LOOK: Duration = Duration::from_millis(200);
 /// File of the kernel with the name of this host.
 const HOST_NAME_FILE: &str = "/proc/sys/kernel/hostname";
 
@@ -54,7 +56,7 @@ impl Presence for RolePresence {
     fn beat(&mut self, status: &WorkerStatus) -> PresenceOrder {
         let heartbeat = Heartbeat {
             version: status.version,
-            checksum: None,
+            checksum: status.checksum.clone(),
             busy: status.busy,
             queued: status.queued,
             idle_s: status.idle_s,
@@ -73,6 +75,12 @@ impl Presence for RolePresence {
         PresenceOrder::Work
     }
 
+    fn drain(&mut self) {
+        if let Err(error) = self.0.drain() {
+            tracing::debug!(%error, "the owner did not hear that this role takes no more work");
+        }
+    }
+
     fn leave(&mut self) {
         if let Err(error) = self.0.leave() {
             tracing::debug!(%error, "the owner did not hear that this role left");
@@ -87,7 +95,8 @@ pub(crate) struct Beats {
 }
 
 impl Beats {
-    /// Starts the thread. Also returns whether the role is asked to end: by `stop`, or by the owner.
+    /// Starts the thread. It reports new weights at once, and that the role is asked to end. Also returns
+    /// whether that is so: by `stop`, or by the owner.
     ///
     /// # Errors
     /// If the system gives no thread.
@@ -99,13 +108,30 @@ impl Beats {
         let (sender, receiver) = sync_channel::<()>(0);
         let drained = Arc::new(AtomicBool::new(false));
         let set = Arc::clone(&drained);
+        let (stops, mut told) = (Arc::clone(&stop), false);
         let work = move || {
             loop {
-                if presence.beat(&status()) == PresenceOrder::Drain {
+                let sent = status();
+                if presence.beat(&sent) == PresenceOrder::Drain {
                     set.store(true, Ordering::Relaxed);
                 }
-                let waited = receiver.recv_timeout(presence.every());
-                if waited != Err(RecvTimeoutError::Timeout) {
+                let beaten = Instant::now();
+                let ended = loop {
+                    let waited = receiver.recv_timeout(LOOK.min(presence.every()));
+                    if waited != Err(RecvTimeoutError::Timeout) {
+                        break true;
+                    }
+                    if !told && stops() {
+                        told = true;
+                        presence.drain();
+                    }
+                    let now = status();
+                    let other = (now.version, &now.checksum) != (sent.version, &sent.checksum);
+                    if other || beaten.elapsed() >= presence.every() {
+                        break false;
+                    }
+                };
+                if ended {
                     break;
                 }
             }

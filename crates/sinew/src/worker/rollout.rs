@@ -27,13 +27,14 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
         let Some(terms) = args.terms(&owner, &stop)? else {
             break ASKED;
         };
-        let options = args.options(runtime.handle().clone(), &stop);
+        let options = args.options(runtime.handle().clone(), &stop)?;
         let Some(made) = join(&owner, &terms, &options)? else {
             break ASKED;
         };
         let (end, done) = works(args, &runtime, (&owner, terms), &made, &stop)?;
         counts.finished += done.finished;
         counts.returned += done.returned;
+        counts.interrupted += done.interrupted;
         counts.stopped += done.stopped;
         if *made.spent.borrow() {
             return Err(Failure::outside(
@@ -42,7 +43,10 @@ pub(super) fn run(args: &WorkerArgs) -> Result<(), Failure> {
         }
         match end {
             WorkerEnd::Drained => break ASKED,
-            WorkerEnd::RunEnded => break "the run is over",
+            WorkerEnd::RunEnded => {
+                made.run_is_over();
+                break "the run is over";
+            }
             WorkerEnd::NewOwner => say("another owner continues the run: the parts are made anew"),
         }
     };
@@ -84,7 +88,8 @@ fn works(
         episode: made.episode.clone(),
         options: made.options.clone(),
         slots,
-        loaded: made.loaded.clone(),
+        weights: made.weights.clone(),
+        agents: made.agents.clone(),
         presence: Box::new(presence),
         runtime: runtime.handle().clone(),
         notice: Duration::from_secs(args.notice_s),
@@ -111,10 +116,12 @@ fn ended(args: &WorkerArgs, why: &str, counts: WorkerCounts) {
         let WorkerCounts {
             finished,
             returned,
+            interrupted,
             stopped,
         } = counts;
         output::print(&format!(
-            "{why}: {finished} episodes finished, {returned} returned, {stopped} stopped\n"
+            "{why}: {finished} episodes finished, {returned} returned (of which {interrupted} had begun), \
+             {stopped} stopped\n"
         ));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::runs::small_folder;
 use crate::serve::{Serving, get, post, serving_by};
-use crate::{failure, last_line, run_ok, sinew};
+use crate::{failure, json_lines, last_line, run_ok, sinew};
 use serde_json::{Value, json};
 use sinew_model::{
     Lora, LoraConfig, ModelFiles, Projection, SaveDtype, load_model, save_pretrained,
@@ -215,10 +215,7 @@ fn a_recipe_is_measured_with_an_adapter() {
     let last = last_line(&eval(&["--adapter", &given]).output().unwrap());
     assert_eq!(last["adapter"], "mine", "{last}");
     let listed = run_ok(sinew().args(["episodes", "--json", "--run-dir"]).arg(&run));
-    let episodes: Vec<Value> = listed
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let episodes = json_lines(&listed);
     assert!(!episodes.is_empty());
     for episode in episodes {
         let id = episode["episode"].as_str().unwrap();

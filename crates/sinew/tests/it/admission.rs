@@ -1,6 +1,6 @@
 //! Admission in front of the embedded engine.
 
-use crate::{last_line, sinew};
+use crate::{json_file, last_line, sinew};
 use serde_json::Value;
 use std::path::Path;
 
@@ -26,9 +26,7 @@ fn steps(dir: &Path, name: &str, admission: &str) -> Vec<Value> {
     let mut command = sinew();
     command.arg("train").arg(&recipe).arg("--json");
     last_line(&command.arg("--run-dir").arg(&run).output().unwrap());
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = metrics.lines().map(|l| serde_json::from_str(l).unwrap());
-    steps.collect()
+    json_file(run.join("metrics.jsonl"))
 }
 
 fn sum(steps: &[Value], name: &str) -> f64 {

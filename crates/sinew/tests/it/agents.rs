@@ -1,6 +1,6 @@
 //! Agent programs from outside: trained end to end, refused, cut, and the wheel of the client.
 
-use super::{failure, last_line, passes_every_check, root, sinew};
+use super::{Running, failure, json_file, last_line, passes_every_check, root, sinew};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -34,9 +34,7 @@ fn train(dir: &Path, recipe: &Path) -> (Value, Vec<Value>) {
         .arg(recipe)
         .args(["--json", "--run-dir"]);
     let last = last_line(&command.arg(&run).output().unwrap());
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = metrics.lines().map(|l| serde_json::from_str(l).unwrap());
-    (last, steps.collect())
+    (last, json_file(run.join("metrics.jsonl")))
 }
 
 /// Trains a program for some of the recipe's 12 steps, and holds what does not depend on its learning.
@@ -283,23 +281,14 @@ fn a_program_that_asks_in_vain_fails_its_check() {
     }
 }
 
-/// A server whose first line has its address and token.
-struct Served(std::process::Child);
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs one of the client's scripts against a server.
 fn client_script(args: &[&str], token_key: &str, script: &str) {
     need_agents();
     let mut server = sinew();
     server.arg("serve").args(args);
     server.args(["--listen", "127.0.0.1:0", "--json"]);
-    let mut served = Served(server.stdout(Stdio::piped()).spawn().unwrap());
+    // Its first line has its address and token.
+    let mut served = Running(server.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
     let stdout = served.0.stdout.take().unwrap();
     BufReader::new(stdout).read_line(&mut line).unwrap();

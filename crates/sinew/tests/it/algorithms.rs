@@ -1,6 +1,6 @@
 //! Every recipe of recipes/algorithms through the program, for a couple of steps.
 
-use crate::{failure, last_line, root, sinew};
+use crate::{failure, json_file, last_line, root, sinew};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -13,10 +13,7 @@ fn recipes() -> Vec<PathBuf> {
 }
 
 fn metrics(run: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect()
+    json_file(run.join("metrics.jsonl"))
 }
 
 fn weights(run: &Path) -> Vec<u8> {

@@ -1,13 +1,13 @@
 //! Packages of other projects as environments, and environments for their clients. Packages that
 //! `scripts/bridges.sh` installs only on request are tested if they are there.
 
-use crate::{root, run_ok, sinew};
+use crate::{Running, root, run_ok, sinew};
 use serde_json::{Value, json};
 use sinew_assembly::ENVIRONMENTS;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// The interpreter of a set of packages; `None`: it was not installed.
 fn interpreter(set: &str) -> Option<PathBuf> {
@@ -386,7 +386,7 @@ fn python_of(python: &Path) -> Command {
 
 /// `sinew env serve` of a target; it ends with this value.
 struct Served {
-    child: Child,
+    child: Running,
     url: String,
 }
 
@@ -408,18 +408,13 @@ impl Served {
         let lines: Vec<_> = lines.take(3).map(Result::unwrap).collect();
         let url = lines[2].strip_prefix("with the key: ").unwrap().to_owned();
         assert!(url.starts_with("http://env:"), "{lines:?}");
+        let child = Running(child);
         Self { child, url }
     }
 
     fn stop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 

@@ -2,7 +2,7 @@
 //! one that was not.
 
 use crate::resume::{done, end, same, train};
-use crate::{failure, last_line, root, sinew};
+use crate::{failure, json_lines, last_line, root, sinew};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -91,9 +91,7 @@ fn the_shipped_chain_learns_in_every_stage() {
     assert_eq!(last["samples"]["trained"], sum("trained"));
     assert_eq!((sum("trained_twice"), sum("lost")), (0, 0));
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    let begun = told
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let begun = json_lines(&told).into_iter();
     let begun: Vec<Value> = begun
         .filter_map(|l| Some(l.get("stage")?.clone()))
         .collect();

@@ -6,20 +6,22 @@
 //! sampled. The tables in `docs/agents.md` have the rows that these tests measure.
 //!
 //! Three agents run with ten turns. With `SINEW_CLI_AGENTS=FOLDER` all of them run with thirty: the folder is
-//! that of `sinew setup agents --dir FOLDER`.
+//! that of `sinew setup agents --dir FOLDER`. Over the network the model also thinks in each turn, in the
+//! notations of two families whose templates drop the thinking of earlier questions.
 
 use crate::root;
-use crate::serve::{get, post, serving};
+use crate::serve::{Serving, get, post, serving};
 use serde_json::json;
 use sinew_agents::{AGENTS, Agent};
 use sinew_assembly::ENVIRONMENTS;
 use sinew_env::Split;
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
 use sinew_recipe::RunPlan;
-use sinew_render::Renderer;
+use sinew_render::{ChatRenderer, Renderer};
 use sinew_rollout::{AdmissionConfig, EpisodeLimits, EpisodeOptions, EpisodeParts, EpisodeSpec};
 use sinew_types::{
-    Clock, Engine, EpisodeEnd, EpisodeId, GenerateRequest, GroupId, SamplingParams, TokenId, Trace,
+    Clock, Engine, EpisodeEnd, EpisodeId, FinishReason, GenerateRequest, GroupId, Message, Role,
+    SamplingParams, TokenId, ToolCall, Trace,
 };
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -65,8 +67,8 @@ fn shell(agent: &Agent) -> Shell {
     }
 }
 
-/// A call of the agent's shell, as the model writes it.
-fn call(agent: &Agent, command: &str) -> String {
+/// A call of the agent's shell.
+fn call(agent: &Agent, id: &str, command: &str) -> ToolCall {
     let Shell {
         tool,
         argument,
@@ -77,33 +79,136 @@ fn call(agent: &Agent, command: &str) -> String {
     } else {
         json!({argument: command, "description": "says a word"})
     };
-    let call = json!({"name": tool, "arguments": arguments});
-    format!("<tool_call>\n{call}\n</tool_call>")
+    ToolCall {
+        id: id.to_owned(),
+        name: tool.to_owned(),
+        arguments,
+    }
 }
 
-/// Answers of the model: text that a prompt must have for it, text by which a prompt shows it, and its words.
-fn script(agent: &Agent, turns: usize) -> Vec<(String, String, String)> {
+/// The scripted model: a template, with the notation of calls and thinking that it has.
+#[derive(Clone, Copy, Debug)]
+enum Model {
+    /// ChatML without thinking.
+    Plain,
+    Qwen35,
+    Glm47,
+}
+
+impl Model {
+    /// Name in the table and file of the template; `None`: a model that does not think.
+    fn thinking(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Plain => None,
+            Self::Qwen35 => Some(("Qwen 3.5", "qwen3.5")),
+            Self::Glm47 => Some(("GLM 4.7", "glm-4.7")),
+        }
+    }
+
+    /// The place that a row of the table names.
+    fn place(self) -> String {
+        match self.thinking() {
+            None => "network".to_owned(),
+            Some((name, _)) => format!("network, {name}"),
+        }
+    }
+
+    /// The renderer of its template, for which a byte is a token.
+    fn renderer(self) -> ChatRenderer {
+        let Some((_, file)) = self.thinking() else {
+            return sinew_render::byte_renderer().unwrap();
+        };
+        let file = root().join(format!("crates/sinew-render/tests/templates/{file}.jinja"));
+        let source = std::fs::read_to_string(file).unwrap();
+        ChatRenderer::of_template(&source, serde_json::Map::new()).unwrap()
+    }
+
+    /// Writes what `sinew serve` reads of a model.
+    fn write(self, folder: &Path) {
+        std::fs::create_dir(folder).unwrap();
+        std::fs::write(folder.join("config.json"), "{}").unwrap();
+        for (name, bytes) in self.renderer().files().unwrap() {
+            std::fs::write(folder.join(name), bytes).unwrap();
+        }
+    }
+}
+
+/// Thinking of a turn.
+fn thought(turn: usize) -> String {
+    format!("Thought {turn:02} is here.")
+}
+
+/// A turn of the model.
+struct Line {
+    /// Text that a prompt must have for it.
+    given: String,
+    /// Text by which a prompt shows it.
+    until: String,
+    /// Its tokens, with the one that ends it.
+    ids: Vec<TokenId>,
+}
+
+/// The tokens of a turn as the template writes them for the model.
+fn tokens(renderer: &ChatRenderer, said: &Message) -> Vec<TokenId> {
+    let asked = Message::new(Role::User, "x");
+    let mut ids = renderer
+        .render_turn(&[asked.clone(), said.clone()], &[])
+        .unwrap();
+    if ids
+        .last()
+        .is_some_and(|id| renderer.stop_ids().contains(id))
+    {
+        return ids;
+    }
+    // The token that opens the next role ends it.
+    let next = said.tool_calls.first().map_or(asked, |call| Message {
+        tool_call_id: Some(call.id.clone()),
+        name: Some(call.name.clone()),
+        ..Message::new(Role::Tool, "x")
+    });
+    let cut = renderer.extend(&ids, &FinishReason::Length, &[next], &[]);
+    ids.extend(cut.unwrap().forced);
+    ids
+}
+
+/// The turns of the model.
+fn script(agent: &Agent, turns: usize, model: Model) -> Vec<Line> {
+    let renderer = model.renderer();
     // Small models that name a conversation are asked without tools.
-    let given = format!("\"name\": \"{}\"", shell(agent).tool);
+    let tool = format!("\"name\": \"{}\"", shell(agent).tool);
+    let line = |given: &str, until: &str, turn: usize, said: &str, calls: Vec<ToolCall>| {
+        let said = Message {
+            reasoning: model.thinking().map(|_| thought(turn)),
+            tool_calls: calls,
+            ..Message::new(Role::Assistant, said)
+        };
+        Line {
+            given: given.to_owned(),
+            until: until.to_owned(),
+            ids: tokens(&renderer, &said),
+        }
+    };
     let mut lines: Vec<_> = (1..turns)
         .map(|turn| {
-            let (a, b) = (format!("turn-{turn:02}-a"), format!("turn-{turn:02}-b"));
-            let calls = [&a, &b].map(|mark| call(agent, &format!("echo {mark}")));
-            let said = format!("I take step {turn}.\n{}", calls.join("\n"));
-            (given.clone(), a, said)
+            let marks = ["a", "b"].map(|letter| format!("turn-{turn:02}-{letter}"));
+            let calls = marks.iter();
+            let calls = calls.map(|mark| call(agent, mark, &format!("echo {mark}")));
+            let said = format!("I take step {turn}.");
+            line(&tool, &marks[0], turn, &said, calls.collect())
         })
         .collect();
     // mini-swe-agent ends by a command, whose output is the answer.
-    let last = match agent.name {
+    let (said, calls) = match agent.name {
         "mini-swe-agent" => {
             let submit =
                 "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\nThe result is ready.\\nAnswer: 391\\n";
-            call(agent, &format!("printf '{submit}'"))
+            let command = format!("printf '{submit}'");
+            ("", vec![call(agent, "end", &command)])
         }
-        _ => ANSWER.to_owned(),
+        _ => (ANSWER, Vec::new()),
     };
-    lines.push((given, "Answer: 391".into(), last));
-    lines.push((String::new(), "A name".into(), "A name".into()));
+    lines.push(line(&tool, "Answer: 391", turns, said, calls));
+    lines.push(line("", "A name", turns + 1, "A name", Vec::new()));
     lines
 }
 
@@ -120,16 +225,17 @@ struct Measured {
     streamed: Option<bool>,
 }
 
-/// Reads a trace, and checks that both outputs of each turn came back to the model.
+/// Reads a trace, and checks that both outputs of each turn came back to the model, and its thinking.
 fn measured(
     trace: &Trace,
     turns: usize,
+    model: Model,
     joins: BTreeMap<String, u64>,
     sampled: u64,
     streamed: Option<bool>,
 ) -> Measured {
     trace.validate().unwrap();
-    let renderer = sinew_render::byte_renderer().unwrap();
+    let renderer = model.renderer();
     let path = |leaf: u32| {
         let path = trace.path(leaf).into_iter();
         path.map(|n| &trace.nodes[n as usize])
@@ -145,6 +251,10 @@ fn measured(
             // Once in the call, once in its output.
             assert!(prompt.matches(&mark).count() >= 2, "{mark}: {prompt}");
         }
+    }
+    for turn in 1..=turns {
+        let kept = prompt.contains(&thought(turn));
+        assert_eq!(kept, model.thinking().is_some(), "{turn}: {prompt}");
     }
     Measured {
         turns: count(longest),
@@ -260,24 +370,35 @@ fn packages() -> PathBuf {
     folder.expect(".cache/agents is missing: run scripts/setup.sh")
 }
 
-/// Runs an agent by its own script against a rollout of `sinew serve`.
-fn over_the_network(agent: &Agent, packages: &Path, turns: usize) {
-    let folder = tempfile::tempdir().unwrap();
-    let lines = script(agent, turns).into_iter();
-    let lines: Vec<_> = lines
-        .map(|(given, until, say)| json!({"if": given, "until": until, "say": say}).to_string())
-        .collect();
-    let file = folder.path().join("script.jsonl");
+/// `sinew serve` with a scripted model.
+fn scripted(agent: &Agent, turns: usize, model: Model, folder: &Path) -> Serving {
+    let renderer = model.renderer();
+    let lines = script(agent, turns, model).into_iter().map(|line| {
+        let say = renderer.decode_with_special(&line.ids);
+        json!({"if": line.given, "until": line.until, "say": say}).to_string()
+    });
+    let lines: Vec<_> = lines.collect();
+    let (file, weights) = (folder.join("script.jsonl"), folder.join("model"));
     std::fs::write(&file, lines.join("\n")).unwrap();
-    let (file, context) = (file.to_str().unwrap(), CONTEXT.to_string());
-    let token_ms = TOKEN_MS.to_string();
+    let (context, token_ms) = (CONTEXT.to_string(), TOKEN_MS.to_string());
     let options = [
         ["--engine", "fake"],
-        ["--fake-script", file],
+        ["--fake-script", file.to_str().unwrap()],
         ["--context", context.as_str()],
         ["--fake-pass-ms", token_ms.as_str()],
     ];
-    let serving = serving(options.as_flattened());
+    let mut options = options.as_flattened().to_vec();
+    if model.thinking().is_some() {
+        model.write(&weights);
+        options.extend(["--model", weights.to_str().unwrap()]);
+    }
+    serving(&options)
+}
+
+/// Runs an agent by its own script against a rollout of `sinew serve`.
+fn over_the_network(agent: &Agent, packages: &Path, turns: usize, model: Model) {
+    let folder = tempfile::tempdir().unwrap();
+    let serving = scripted(agent, turns, model, folder.path());
     let relay = Relay::start(&serving.address);
     let (status, opened) = post(&serving.address, "/rollouts", &serving.token, &json!({}));
     assert_eq!(status, 201, "{opened}");
@@ -292,7 +413,7 @@ fn over_the_network(agent: &Agent, packages: &Path, turns: usize) {
         .current_dir(&work)
         .stdin(Stdio::null())
         .env("SINEW_AGENTS", packages)
-        .env("SINEW_CONTEXT_TOKENS", &context)
+        .env("SINEW_CONTEXT_TOKENS", CONTEXT.to_string())
         .env("OPENAI_BASE_URL", &base_url)
         .env("OPENAI_API_KEY", &key)
         .env("ANTHROPIC_BASE_URL", origin)
@@ -323,8 +444,15 @@ fn over_the_network(agent: &Agent, packages: &Path, turns: usize) {
     let longest = longest.map(|n| n.tokens.len() as u64).max().unwrap();
     // The whole of an answer that is not streamed comes within a few milliseconds.
     let streamed = relay.longest_answer() > Duration::from_millis(longest * TOKEN_MS / 2);
-    let found = measured(&trace, turns, joins.collect(), sampled, Some(streamed));
-    checked(agent, "network", turns, &found);
+    let found = measured(
+        &trace,
+        turns,
+        model,
+        joins.collect(),
+        sampled,
+        Some(streamed),
+    );
+    checked(agent, &model.place(), turns, &found);
 }
 
 /// Runs an agent as the harness of a recipe.
@@ -341,8 +469,8 @@ fn in_the_sandbox(agent: &Agent, packages: &Path, turns: usize) {
     let tasks = sinew_assembly::tasks(&plan).unwrap();
     let world = sinew_assembly::world(&plan, &tasks).unwrap();
     let task = world.taskset.get(Split::Train, 0).unwrap();
-    let renderer: Arc<dyn Renderer> = Arc::new(sinew_render::byte_renderer().unwrap());
-    let engine = engine(script(agent, turns), &renderer);
+    let renderer: Arc<dyn Renderer> = Arc::new(Model::Plain.renderer());
+    let engine = engine(script(agent, turns, Model::Plain), &renderer);
     let shared = Arc::clone(&engine) as Arc<dyn Engine>;
     let parts = EpisodeParts::new(shared, renderer, world.envs, AdmissionConfig::new(1, 8));
     let harness =
@@ -387,20 +515,17 @@ fn in_the_sandbox(agent: &Agent, packages: &Path, turns: usize) {
     let joins =
         metrics.filter_map(|(name, n)| Some((name.strip_prefix("join_")?.to_owned(), *n as u64)));
     let (joins, sampled) = (joins.collect(), engine.status().sampled_tokens);
-    let found = measured(&trace, turns, joins, sampled, None);
+    let found = measured(&trace, turns, Model::Plain, joins, sampled, None);
     checked(agent, "process sandbox", turns, &found);
 }
 
 /// An engine that answers by a script.
-fn engine(lines: Vec<(String, String, String)>, renderer: &Arc<dyn Renderer>) -> Arc<FakeEngine> {
-    let (reads, stop) = (Arc::clone(renderer), renderer.stop_ids()[0]);
+fn engine(lines: Vec<Line>, renderer: &Arc<dyn Renderer>) -> Arc<FakeEngine> {
+    let reads = Arc::clone(renderer);
     let says = move |request: &GenerateRequest| {
         let prompt = reads.decode_with_special(&request.prompt);
-        let fits = |(given, until, _): &&(String, String, String)| {
-            prompt.contains(given) && !prompt.contains(until)
-        };
-        let (_, _, say) = lines.iter().find(fits)?;
-        Some(say.bytes().map(TokenId::from).chain([stop]).collect())
+        let fits = |line: &&Line| prompt.contains(&line.given) && !prompt.contains(&line.until);
+        Some(lines.iter().find(fits)?.ids.clone())
     };
     let config = FakeConfig {
         model: FakeModel {
@@ -418,17 +543,32 @@ fn engine(lines: Vec<(String, String, String)>, renderer: &Arc<dyn Renderer>) ->
 
 #[test]
 fn claude_code_over_the_network() {
-    over_the_network(&sinew_agents::CLAUDE_CODE, &packages(), TURNS);
+    over_the_network(&sinew_agents::CLAUDE_CODE, &packages(), TURNS, Model::Plain);
 }
 
 #[test]
 fn codex_over_the_network() {
-    over_the_network(&sinew_agents::CODEX, &packages(), TURNS);
+    over_the_network(&sinew_agents::CODEX, &packages(), TURNS, Model::Plain);
 }
 
 #[test]
 fn gemini_cli_over_the_network() {
-    over_the_network(&sinew_agents::GEMINI_CLI, &packages(), TURNS);
+    over_the_network(&sinew_agents::GEMINI_CLI, &packages(), TURNS, Model::Plain);
+}
+
+#[test]
+fn claude_code_with_a_model_that_thinks() {
+    over_the_network(
+        &sinew_agents::CLAUDE_CODE,
+        &packages(),
+        TURNS,
+        Model::Qwen35,
+    );
+}
+
+#[test]
+fn codex_with_a_model_that_thinks() {
+    over_the_network(&sinew_agents::CODEX, &packages(), TURNS, Model::Glm47);
 }
 
 #[test]
@@ -446,15 +586,29 @@ fn gemini_cli_in_the_sandbox() {
     in_the_sandbox(&sinew_agents::GEMINI_CLI, &packages(), TURNS);
 }
 
-/// All agents, one after the other: some minutes, and 2 GB of packages.
-#[test]
-fn all_agents_for_thirty_turns() {
+/// Runs all agents, one after the other, if their folder is given: minutes, and 2 GB of packages.
+fn all_agents(run: impl Fn(&Agent, &Path)) {
     let Some(folder) = std::env::var_os("SINEW_CLI_AGENTS") else {
         return;
     };
     let folder = Path::new(&folder).canonicalize().unwrap();
-    for agent in AGENTS {
-        over_the_network(agent, &folder, LONG);
-        in_the_sandbox(agent, &folder, LONG);
-    }
+    AGENTS.iter().for_each(|agent| run(agent, &folder));
+}
+
+#[test]
+fn all_agents_for_thirty_turns() {
+    all_agents(|agent, folder| {
+        over_the_network(agent, folder, LONG, Model::Plain);
+        in_the_sandbox(agent, folder, LONG);
+    });
+}
+
+#[test]
+fn all_agents_with_the_template_of_qwen() {
+    all_agents(|agent, folder| over_the_network(agent, folder, LONG, Model::Qwen35));
+}
+
+#[test]
+fn all_agents_with_the_template_of_glm() {
+    all_agents(|agent, folder| over_the_network(agent, folder, LONG, Model::Glm47));
 }

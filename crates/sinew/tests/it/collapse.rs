@@ -2,6 +2,7 @@
 //! exit code.
 
 use crate::resume::{done, end, recipe, same, train};
+use crate::serve::signal;
 use crate::{failure, root, sinew};
 use serde_json::Value;
 use std::path::Path;
@@ -45,14 +46,6 @@ fn wait(child: &mut Child, what: &str, ready: impl Fn() -> bool) {
         assert!(begun.elapsed() < Duration::from_secs(240), "{what}");
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn signal(child: &Child, name: &str) {
-    let id = child.id().to_string();
-    let sent = std::process::Command::new("kill")
-        .args(["-s", name, &id])
-        .status();
-    assert!(sent.unwrap().success());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::input::refused;
 use crate::resume::recipe;
-use crate::{last_line, run_ok, sinew};
+use crate::{json_file, last_line, run_ok, sinew};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -302,11 +302,7 @@ fn exported_episodes_are_whole_conversations() {
         .output();
     let done = last_line(&export.unwrap());
     assert_eq!(done["without_messages"], 0, "{done}");
-    let text = std::fs::read_to_string(&file).unwrap();
-    let rows: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let rows = json_file(&file);
     assert!(rows.len() >= 24, "{}", rows.len());
     for row in &rows {
         let messages = row["messages"].as_array().unwrap();

@@ -1,7 +1,7 @@
 //! Curricula of recipes, in real runs: turns that grow, pools, dials, progress; the same after a kill.
 
 use crate::resume::{done, end, killed_often, recipe, same};
-use crate::{run_ok, sinew};
+use crate::{json_file, json_lines, run_ok, sinew};
 use serde_json::Value;
 use std::path::Path;
 
@@ -12,16 +12,11 @@ fn listed(run: &Path, purpose: &str) -> Vec<Value> {
         .arg(run)
         .args(["--purpose", purpose, "--json", "--limit", "10000"]);
     let text = run_ok(&mut list);
-    text.lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect()
+    json_lines(&text)
 }
 
 fn steps(run: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect()
+    json_file(run.join("metrics.jsonl"))
 }
 
 /// Most turns of the training episodes of a range of draws.

@@ -1,5 +1,6 @@
 //! `sinew doctor`: rows of this host, and of one on which something is missing.
 
+use crate::json_lines;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -25,9 +26,7 @@ fn doctor(dir: &Path, python: bool) -> Command {
 
 fn rows(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    json_lines(&text)
 }
 
 fn row<'a>(rows: &'a [Value], name: &str) -> &'a Value {

@@ -1,24 +1,17 @@
 //! `sinew serve --sandbox-only` with network access: from code inside to servers outside, and no further.
 
-use crate::sinew;
+use crate::{Running, json_lines, sinew};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 pub(crate) struct Api {
-    child: Child,
+    _child: Running,
     pub(crate) address: String,
     pub(crate) token: String,
-}
-
-impl Drop for Api {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Api {
@@ -44,7 +37,7 @@ impl Api {
         let said: Value = serde_json::from_str(&line).unwrap();
         let text = |key: &str| said[key].as_str().unwrap().to_string();
         Self {
-            child,
+            _child: Running(child),
             address: text("listening"),
             token: text("token"),
         }
@@ -179,10 +172,7 @@ for kind in [(socket.AF_INET, socket.SOCK_DGRAM), (socket.AF_INET, socket.SOCK_R
     );
     assert_eq!(seen.lock().unwrap().len(), 1);
     let log = std::fs::read_to_string(audit.join("default.e1.jsonl")).unwrap();
-    let decisions: Vec<Value> = log
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let decisions = json_lines(&log);
     assert_eq!(decisions.len(), 6, "{log}");
     assert_eq!(decisions[0]["decision"], "allowed");
     assert!(

@@ -1,7 +1,7 @@
 //! One fault of each kind against a run of real processes: nothing is lost, nothing is left behind.
 #![cfg(feature = "full")]
 
-use crate::root;
+use crate::{json_lines, root};
 use serde_json::Value;
 use std::process::Command;
 
@@ -21,10 +21,7 @@ fn a_fault_of_each_kind_costs_no_episode() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{errors}{text}");
-    let rows: Vec<Value> = text
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let rows = json_lines(&text);
     let (each, sums): (Vec<&Value>, Vec<&Value>) =
         rows.iter().partition(|row| row["round"].is_u64());
     assert_eq!(each.len(), KINDS.len(), "{text}");

@@ -1,9 +1,9 @@
 //! The smallest projects (`examples/first/`), whose lines docs/compare.md counts: each trains a tiny model.
 
-use crate::{last_line, root, run_ok, sinew};
+use crate::{Running, json_file, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// The recipe of a case with a model from scratch in the place of SmolLM2, which learns in seconds.
 pub(crate) fn tiny(dir: &Path, case: &str, steps: u32) -> PathBuf {
@@ -31,10 +31,7 @@ fn trained(dir: &Path, case: &str, steps: u32, more: &[&str]) -> Value {
 
 /// The mean reward of the first and of the last five steps.
 pub(crate) fn rises(dir: &Path, case: &str) {
-    let text = std::fs::read_to_string(dir.join(case).join("metrics.jsonl")).unwrap();
-    let steps = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let steps = json_file(dir.join(case).join("metrics.jsonl")).into_iter();
     let rewards: Vec<f64> = steps
         .map(|s| s["rollout"]["reward"].as_f64().unwrap())
         .collect();
@@ -72,15 +69,6 @@ fn the_environment_with_two_tools_passes_its_checks() {
     assert!(told.contains("search") && told.contains("add"), "{told}");
 }
 
-struct Service(Child);
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A free port of this host, so that two programs can get each other's address before they listen.
 pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -88,14 +76,14 @@ pub(crate) fn free_port() -> u16 {
 }
 
 /// Starts `python SCRIPT` at a port, with the model at another; the recipe asks it there.
-fn service(mut python: Command, recipe: &Path) -> (Service, u16) {
+fn service(mut python: Command, recipe: &Path) -> (Running, u16) {
     let (port, model) = (free_port(), free_port());
     python
         .env("PORT", port.to_string())
         .env("OPENAI_BASE_URL", format!("http://127.0.0.1:{model}/v1"))
         .env("OPENAI_API_KEY", "none")
         .stderr(Stdio::inherit());
-    let mut child = Service(python.spawn().unwrap());
+    let mut child = Running(python.spawn().unwrap());
     let text = std::fs::read_to_string(recipe).unwrap();
     std::fs::write(recipe, text.replace(":9000/", &format!(":{port}/"))).unwrap();
     // The imports of the SDK take a while where much else runs.

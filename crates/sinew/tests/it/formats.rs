@@ -1,7 +1,6 @@
 //! Output formats from the recipe to the gradient: tokens sampled under one are trained under it.
 
-use crate::{last_line, sinew, small_tiny};
-use serde_json::Value;
+use crate::{json_lines, last_line, sinew, small_tiny};
 use std::path::{Path, PathBuf};
 
 fn recipe(dir: &Path, format: &str) -> PathBuf {
@@ -39,10 +38,7 @@ fn what_is_sampled_under_a_format_is_trained_under_it() {
         .args(["--json", "--run-dir"]);
     last_line(&command.arg(&run).output().unwrap());
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps: Vec<Value> = metrics
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let steps = json_lines(&metrics);
     assert_eq!(steps.len(), 3);
     for step in &steps {
         let formats = &step["formats"];

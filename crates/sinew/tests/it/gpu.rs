@@ -1,7 +1,7 @@
 //! `sinew check` for GPUs that are stated or reported by a driver, and `sinew setup torch` with stand-ins for
 //! `uv` and Python: nothing is downloaded.
 
-use crate::{failure, run_ok, sinew, small_tiny};
+use crate::{failure, json_lines, run_ok, sinew, small_tiny};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -54,9 +54,7 @@ fn check(recipe: &Path, more: &[&str]) -> Command {
 
 fn row(output: &Output, name: &str) -> Value {
     let text = String::from_utf8_lossy(&output.stdout);
-    let rows = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let rows = json_lines(&text);
     let found = rows.into_iter().find(|row| row["check"] == name);
     found.unwrap_or_else(|| panic!("no row {name}: {text}"))
 }

@@ -1,7 +1,7 @@
 //! Wrong input: an exit code of 2 (of `sinew check` 1, or 3 if something outside is missing), a text that
 //! names what is wrong, and nothing left behind.
 
-use crate::{last_line, sinew};
+use crate::{json_lines, last_line, sinew};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -145,8 +145,7 @@ fn episodes_are_listed_by_end_success_and_reward_page_by_page() {
         let output = command.args(more).output().unwrap();
         assert!(output.status.success(), "{more:?}: {output:?}");
         let text = String::from_utf8(output.stdout).unwrap();
-        let lines = text.lines().map(|l| serde_json::from_str(l).unwrap());
-        lines.collect::<Vec<serde_json::Value>>()
+        json_lines(&text)
     };
     let all = list(&["--limit", "10000"]);
     let won = list(&["--limit", "10000", "--success", "true"]);

@@ -1,6 +1,6 @@
 //! Judges: a model that learns from one, a spent budget, and early refusals.
 
-use crate::{failure, last_line, sinew};
+use crate::{Running, failure, json_file, last_line, sinew};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
@@ -137,11 +137,7 @@ fn a_model_learns_from_a_judge() {
         );
     }
     // Every verdict is kept, so no question was asked twice.
-    let kept = std::fs::read_to_string(dir.path().join("run/judges/letters.jsonl")).unwrap();
-    let lines: Vec<Value> = kept
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let lines = json_file(dir.path().join("run/judges/letters.jsonl"));
     let mut keys: Vec<&str> = lines.iter().filter_map(|l| l["key"].as_str()).collect();
     let verdicts = keys.len();
     keys.sort_unstable();
@@ -174,11 +170,7 @@ fn a_model_learns_from_comparisons() {
     );
     let args = ["train", "own.toml", "--json", "--run-dir", "run"];
     last_line(&run(dir.path(), &args));
-    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
-    let steps: Vec<Value> = steps
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let steps = json_file(dir.path().join("run/metrics.jsonl"));
     let metric = |step: &Value, name: &str| step["rollout"]["metrics"][name].as_f64().unwrap();
     for step in &steps {
         assert_eq!(step["rollout"]["unscored"], 0, "{step}");
@@ -456,14 +448,9 @@ fn a_judge_is_calibrated_against_labels() {
 }
 
 /// The server of `examples/`, which ends with the test.
-struct Example(std::process::Child, String);
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+struct Example {
+    _child: Running,
+    url: String,
 }
 
 fn example(key: &str) -> Example {
@@ -478,7 +465,10 @@ fn example(key: &str) -> Example {
     BufReader::new(child.stdout.as_mut().unwrap())
         .read_line(&mut url)
         .unwrap();
-    Example(child, url.trim().to_owned())
+    Example {
+        _child: Running(child),
+        url: url.trim().to_owned(),
+    }
 }
 
 #[test]
@@ -496,7 +486,7 @@ fn the_reward_server_of_the_examples_keeps_the_protocol_and_scores() {
         .replace("steps = 25", "steps = 2");
     let reward = format!(
         "\"{}\" = {{ weight = 1.0, key_env = \"SINEW_TEST_REWARD_KEY\", batch = 8 }}",
-        server.1
+        server.url
     );
     std::fs::write(&path, format!("{head}[reward]\n{reward}\n[rollout]{rest}")).unwrap();
     let with_key = |args: &[&str], key: &str| {

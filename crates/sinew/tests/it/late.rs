@@ -3,7 +3,7 @@
 
 use crate::live::{self, Run};
 use crate::resume::{recipe, train};
-use crate::{failure, last_line, sinew};
+use crate::{failure, json_lines, last_line, sinew};
 use serde_json::{Value, json};
 use sinew_store::{EpisodeSummary, Filter, StoreReader};
 use std::collections::BTreeSet;
@@ -179,9 +179,7 @@ fn shown(run: &Path, episode: &EpisodeSummary, expected: &str) {
     let mut list = sinew();
     list.args(["episodes", "--json", "--limit", "10000", "--run-dir"]);
     let rows = String::from_utf8(list.arg(run).output().unwrap().stdout).unwrap();
-    let mut rows = rows
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let mut rows = json_lines(&rows).into_iter();
     let row = rows.find(|r| r["episode"] == id).unwrap();
     let waits = expected.starts_with("waits");
     assert_eq!(
@@ -407,7 +405,7 @@ fn verdicts_that_never_come_are_unscored_with_the_reason() {
 }
 
 /// Truncated importance sampling.
-const TIS: &str = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
+pub(crate) const TIS: &str = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
 
 #[test]
 fn an_import_into_nothing_and_bad_rows_are_wrong_input() {
@@ -447,10 +445,7 @@ fn stored_episodes_are_scored_again_and_what_was_trained_stays() {
         "{told}"
     );
     let table = String::from_utf8(output.stdout).unwrap();
-    let rows: Vec<Value> = table
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let rows = json_lines(&table);
     let length = rows.iter().find(|r| r["component"] == "length").unwrap();
     assert_eq!(
         (&length["old_episodes"], &length["new_episodes"]),

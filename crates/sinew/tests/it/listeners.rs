@@ -1,11 +1,11 @@
 //! Strangers at every listener: connections that never end their request take no file that the process needs,
 //! and no place of a client with the key.
 
-use crate::{root, sinew, small_tiny};
+use crate::{Running, root, sinew, small_tiny};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Files that a server may open.
@@ -21,16 +21,6 @@ fn limited(files: usize) -> Command {
     command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\"")]);
     command.arg(env!("CARGO_BIN_EXE_sinew"));
     command
-}
-
-/// A process that ends with this value.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Starts a server; gives the lines that it prints first.

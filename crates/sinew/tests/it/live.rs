@@ -1,13 +1,13 @@
 //! `sinew train --serve`: agents that run already, and services that a recipe drives.
 
 use crate::first::free_port;
-use crate::{failure, last_line, root, sinew};
+use crate::{Running, failure, json_file, last_line, root, sinew};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -15,18 +15,10 @@ use std::time::Duration;
 
 /// A run that serves agents.
 pub(crate) struct Run {
-    pub(crate) child: Child,
+    pub(crate) child: Running,
     out: BufReader<ChildStdout>,
     pub(crate) address: String,
     pub(crate) token: String,
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // One that has ended already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Run {
@@ -56,7 +48,7 @@ impl Run {
         let text = |field: &str| serving[field].as_str().unwrap().to_owned();
         let token = std::fs::read_to_string(text("token_file")).unwrap();
         Self {
-            child,
+            child: Running(child),
             out,
             address: text("url").strip_prefix("http://").unwrap().to_owned(),
             token: token.trim().to_owned(),
@@ -106,11 +98,7 @@ pub(crate) fn send(
 
 /// Mean rewards of the first and of the last steps of a run.
 fn rise(dir: &Path) -> (f64, f64) {
-    let metrics = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
-    let steps: Vec<Value> = metrics
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let steps = json_file(dir.join("metrics.jsonl"));
     let reward = |s: &Value| s["rollout"]["reward"].as_f64().unwrap();
     let mean = |s: &[Value]| s.iter().map(reward).sum::<f64>() / s.len() as f64;
     (mean(&steps[..3]), mean(&steps[steps.len() - 5..]))
@@ -161,16 +149,6 @@ fn an_agent_that_runs_already_is_trained() {
     let last = run.end();
     assert!(agent.0.wait().unwrap().success());
     rises(&run_dir, &last, 0.2);
-}
-
-/// A program that is ended with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Starts the service of the examples, whose model is at a port of the loopback interface.

@@ -1,6 +1,6 @@
 //! Several environments in one run: shares of the draws, and results of each.
 
-use crate::{failure, last_line, sinew};
+use crate::{failure, json_file, json_lines, last_line, sinew};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,9 +42,7 @@ fn train(dir: &Path, run: &str) -> std::process::Output {
 }
 
 fn steps(run: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = text.lines().map(|l| serde_json::from_str(l).unwrap());
-    steps.collect()
+    json_file(run.join("metrics.jsonl"))
 }
 
 #[test]
@@ -100,9 +98,7 @@ fn the_same_seed_draws_the_same_mixture_also_after_a_resume() {
         ]);
         let output = command.arg("--json").output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
-        let rows = text
-            .lines()
-            .map(|l| serde_json::from_str::<Value>(l).unwrap());
+        let rows = json_lines(&text).into_iter();
         let rows = rows.filter(|row| row["episode"].is_string());
         let one = |row: Value| {
             let text = |key: &str| row[key].as_str().unwrap().to_owned();
@@ -223,8 +219,7 @@ fn stored_episodes_are_scored_again_by_their_environment() {
         let output = command.output().unwrap();
         let whole = last_line(&output);
         let rows = String::from_utf8(output.stdout).unwrap();
-        let rows = rows.lines().map(|l| serde_json::from_str(l).unwrap());
-        (whole, rows.collect::<Vec<Value>>())
+        (whole, json_lines(&rows))
     };
     let (whole, rows) = rescore(&[]);
     let episodes = whole["episodes"].as_u64().unwrap();

@@ -1,11 +1,11 @@
 //! Users' tasks and environments, by the commands that people type.
 
-use super::{last_line, root, sinew};
+use super::{Running, json_lines, last_line, root, sinew};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Output, Stdio};
 
 const MODEL: &str = "model = { type = \"scratch\", d_model = 64, layers = 2, heads = 4, kv_heads = 2, d_ff = 128 }\n";
 
@@ -21,9 +21,7 @@ fn lines(output: &Output) -> Vec<Value> {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     let text = String::from_utf8_lossy(&output.stdout);
-    text.lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect()
+    json_lines(&text)
 }
 
 #[test]
@@ -103,7 +101,10 @@ fn tasks_of_reasoning_gym_are_made_and_scored_in_sandboxes() {
 }
 
 /// `sinew env serve` of a class; it ends with this value.
-struct Served(Child, String);
+struct Served {
+    _child: Running,
+    url: String,
+}
 
 impl Served {
     fn start(folder: &Path, module: &str) -> Self {
@@ -132,14 +133,10 @@ impl Served {
         lines.read_line(&mut line).unwrap();
         let url = line.trim().rsplit(' ').next().unwrap().to_owned();
         assert!(url.starts_with("http://"), "{line}");
-        Self(child, url)
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        Self {
+            _child: Running(child),
+            url,
+        }
     }
 }
 
@@ -154,7 +151,7 @@ fn a_model_learns_in_an_environment_behind_http() {
     let ours = "type = \"python\"\nmodule = \"env.py:Letters\"\nworkers = 2\n";
     let theirs = format!(
         "type = \"http\"\nurl = \"{}\"\nkey_env = \"TEST_ENV_KEY\"\n",
-        served.1
+        served.url
     );
     assert!(recipe.contains(ours));
     let recipe = format!(
@@ -170,7 +167,7 @@ fn a_model_learns_in_an_environment_behind_http() {
     let test = [
         "env",
         "test",
-        &served.1,
+        &served.url,
         "--key-env",
         "TEST_ENV_KEY",
         "--json",

@@ -1,6 +1,6 @@
 //! Users' tasks and rewards: a file of rows, a reward by name, a model that learns from them.
 
-use crate::{failure, last_line, root, run_ok, sinew};
+use crate::{failure, json_file, json_lines, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -105,11 +105,7 @@ fn a_function_in_python_scores_and_a_missing_score_is_never_0() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
-    let steps: Vec<Value> = steps
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let steps = json_file(dir.path().join("run/metrics.jsonl"));
     let unscored: u64 = steps
         .iter()
         .map(|s| s["rollout"]["unscored"].as_u64().unwrap())
@@ -170,11 +166,7 @@ fn groups_are_ranked_and_compared_when_all_members_have_ended() {
     let output = command.output().unwrap();
     let last = last_line(&output);
     assert_eq!(last["samples"]["lost"], 0, "{last}");
-    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
-    let steps: Vec<Value> = steps
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let steps = json_file(dir.path().join("run/metrics.jsonl"));
     let mut unscored = 0;
     for step in &steps {
         let rollout = &step["rollout"];
@@ -321,9 +313,7 @@ fn checked_reward(dir: &Path, more: &str, code: i32) -> String {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(code), "{more}: {text}");
-    let rows = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let rows = json_lines(&text).into_iter();
     let mut env = rows.filter(|row| row["check"] == "env");
     env.next().unwrap()["detail"].as_str().unwrap().to_owned()
 }
@@ -466,10 +456,7 @@ fn init_proposes_a_recipe_for_rows_that_are_there() {
         .args(["check", "recipe.toml", "--json"]);
     let output = tasks.output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    let rows: Vec<Value> = told
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let rows = json_lines(&told);
     let checked = |name: &str| {
         rows.iter()
             .any(|row| row["check"] == name && row["ok"] == true)

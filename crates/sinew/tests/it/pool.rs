@@ -1,24 +1,16 @@
 //! The data pool end to end: outside systems push into a real server, a real run trains on it.
 
 use crate::live::send;
-use crate::{failure, last_line, root, sinew};
+use crate::{Running, failure, json_lines, last_line, root, sinew};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 struct Serving {
-    child: Child,
+    child: Running,
     url: String,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // One that has ended already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 const TOKEN: &str = "control-token-of-the-tests";
@@ -57,7 +49,7 @@ fn serve(dir: &Path) -> Serving {
     out.read_line(&mut line).unwrap();
     let told: Value = serde_json::from_str(&line).unwrap();
     Serving {
-        child,
+        child: Running(child),
         url: told["url"].as_str().unwrap().to_owned(),
     }
 }
@@ -161,9 +153,7 @@ fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
     assert!(success("after") > success("before") + 0.15, "{result}");
     // Other weights sampled them, and the loss was corrected for that.
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = metrics
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let steps = json_lines(&metrics).into_iter();
     let corrected = |s: &Value| s["metrics"]["correction_mean"].as_f64();
     let corrections: Vec<f64> = steps.filter_map(|s| corrected(&s)).collect();
     let off_policy = |c: &&f64| **c > 0.0 && (**c - 1.0).abs() > 0.05;
@@ -303,9 +293,7 @@ fn a_loss_that_bounds_the_ratio_trains_on_a_pool_without_a_correction() {
     assert_eq!(count("trained") + count("dropped"), 256, "{result}");
     assert!(count("trained") > 0, "{result}");
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = metrics
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let steps = json_lines(&metrics).into_iter();
     let ratios: Vec<f64> = steps
         .filter_map(|s| s["metrics"]["ratio_max"].as_f64())
         .collect();

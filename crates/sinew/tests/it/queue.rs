@@ -1,7 +1,7 @@
 //! The queue of episodes end to end: real processes that fill it, score it and train from it, all of them
 //! killed during the test.
 
-use crate::{failure, last_line, root, run_ok, sinew};
+use crate::{failure, json_lines, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -17,6 +17,15 @@ impl Running {
     pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
+    }
+
+    /// Asks it to end, as a host does that is taken away, and waits until it has; whether it ended well.
+    pub(crate) fn terminate(&mut self) -> bool {
+        let asked = Command::new("kill")
+            .args(["-TERM", &self.0.id().to_string()])
+            .status();
+        assert!(asked.unwrap().success());
+        self.0.wait().unwrap().success()
     }
 }
 
@@ -230,10 +239,7 @@ fn rows_are_listed_put_out_of_the_way_revived_and_removed() {
         "they have their rewards"
     );
     let rows = served.ask("rows", &["--limit", "3"]);
-    let rows: Vec<Value> = rows
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let rows = json_lines(&rows);
     let keys: BTreeSet<&str> = rows.iter().map(|r| r["key"].as_str().unwrap()).collect();
     assert_eq!(keys.len(), 3);
     assert!(keys.iter().all(|k| k.starts_with("teacher:d0")), "{keys:?}");

@@ -1,10 +1,11 @@
 //! Images of a registry: pulled, run, checked, and offered by a server of sandboxes.
 
+use crate::Running;
 use crate::images::{MAKE, sinew};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// Puts the image of a layout into a registry.
 const PUSH: &str = r#"
@@ -25,15 +26,8 @@ print(digest)
 
 /// Debian's registry on a free port of loopback.
 struct Registry {
-    child: Child,
+    _child: Running,
     host: String,
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Registry {
@@ -57,7 +51,7 @@ impl Registry {
         // Its later output must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Self {
-            child,
+            _child: Running(child),
             host: host.unwrap(),
         }
     }

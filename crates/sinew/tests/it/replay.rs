@@ -1,7 +1,7 @@
 //! Repeated episodes and steps, and episodes that continue from their middle.
 
 use crate::resume::{done, recipe};
-use crate::sinew;
+use crate::{json_lines, sinew};
 use serde_json::{Value, json};
 use std::fs;
 #[cfg(feature = "egress")]
@@ -36,7 +36,7 @@ fn answer(run: &Path, arguments: &[&str]) -> (Value, i32) {
 fn episodes(run: &Path, turns: u64) -> Vec<String> {
     let output = ask(run, &["episodes", "--purpose", "train", "--json"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let rows = text.lines().map(|l| serde_json::from_str(l).unwrap());
+    let rows = json_lines(&text).into_iter();
     let long = rows.filter(|e: &Value| e["turns"].as_u64().unwrap() >= turns);
     long.map(|e| e["episode"].as_str().unwrap().to_owned())
         .collect()
@@ -85,10 +85,7 @@ fn episodes_and_steps_come_out_again_and_forks_go_on() {
     let asked = ["fork", episode, "--at-turn", "2", "--count", "2"];
     let output = ask(&run, &[&asked[..], &["--json"]].concat());
     let text = String::from_utf8_lossy(&output.stdout);
-    let forks: Vec<Value> = text
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let forks = json_lines(&text);
     assert_eq!(
         forks.len(),
         2,

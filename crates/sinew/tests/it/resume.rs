@@ -1,6 +1,6 @@
 //! Runs that were killed, torn or made longer end like one that was not: to the bit.
 
-use crate::{last_line, sinew};
+use crate::{json_file, last_line, sinew};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -154,18 +154,13 @@ fn killed_at_any_instant_a_run_ends_as_if_it_had_not_been() {
             &whole_end,
         );
         let measured = |run: &Path| -> Vec<Value> {
-            let text = std::fs::read_to_string(run.join("evals.jsonl")).unwrap();
-            let lines = text.lines().map(|l| serde_json::from_str(l).unwrap());
+            let lines = json_file(run.join("evals.jsonl")).into_iter();
             lines
                 .map(|v: Value| serde_json::json!([v["when"], v["step"], v["stats"]["success"]]))
                 .collect()
         };
         assert_eq!(measured(&killed), measured(&whole), "{name}");
-        let steps = std::fs::read_to_string(killed.join("metrics.jsonl")).unwrap();
-        let steps: Vec<Value> = steps
-            .lines()
-            .map(|l| serde_json::from_str(l).unwrap())
-            .collect();
+        let steps = json_file(killed.join("metrics.jsonl"));
         let refilled: u64 = steps.iter().map(|s| s["refilled"].as_u64().unwrap()).sum();
         assert_eq!(refilled > 0, name.contains("refilled"), "{name}");
         // Four groups of two are trained at most, however many were run.

@@ -1,6 +1,6 @@
 //! Runs with other models, adapters, a full disk and readers, and the files that they leave.
 
-use crate::{last_line, root, run_ok, sinew};
+use crate::{json_lines, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use sinew_model::{Family, ModelConfig, Params, RopeScaling, SaveDtype, save_pretrained};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer};
@@ -367,10 +367,7 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
     let report = std::fs::read_to_string(run.join("report.html")).unwrap();
     assert!(report.contains("success, greedy") && report.contains("gain, greedy"));
     let evals = std::fs::read_to_string(run.join("evals.jsonl")).unwrap();
-    let whens: Vec<Value> = evals
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap())
-        .collect();
+    let whens = json_lines(&evals);
     assert_eq!(whens.len(), 2, "{evals}");
     assert!(whens[1]["stats"]["greedy_success"].is_number(), "{evals}");
     // A checkpoint carries its tokenizer, so that it is a model folder itself.

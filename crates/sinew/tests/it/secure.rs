@@ -1,17 +1,17 @@
 //! TLS between processes of this program, and secrets that stay in their files.
 
-use crate::{failure, sinew};
+use crate::{Running, failure, sinew};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 const TOKEN: &str = "a-token-of-this-test-that-no-file-but-its-own-has";
 
 /// A server that ends with this value.
 struct Serving {
-    child: Child,
+    child: Running,
     first: Value,
     /// File of its standard error.
     log: PathBuf,
@@ -27,6 +27,7 @@ impl Serving {
         BufReader::new(out).read_line(&mut line).unwrap();
         let first = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
         let log = log.to_owned();
+        let child = Running(child);
         Self { child, first, log }
     }
 
@@ -39,13 +40,6 @@ impl Serving {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         std::fs::read_to_string(&self.log).unwrap()
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

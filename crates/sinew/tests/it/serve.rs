@@ -1,6 +1,6 @@
 //! `sinew serve` as a process: its refusals, its end, and the state after a kill.
 
-use crate::{failure, sinew};
+use crate::{Running, failure, sinew};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,19 +9,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub(crate) struct Serving {
-    child: Child,
+    child: Running,
     out: BufReader<ChildStdout>,
     pub(crate) address: String,
     pub(crate) token: String,
     open_rollouts: u64,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // One that has ended already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Serving {
@@ -65,7 +57,7 @@ pub(crate) fn serving_by(mut command: Command, options: &[&str]) -> Serving {
     let told: Value = serde_json::from_str(&line).unwrap();
     let text = |field: &str| told[field].as_str().unwrap().to_owned();
     Serving {
-        child,
+        child: Running(child),
         out,
         address: text("listening"),
         token: text("control_token"),

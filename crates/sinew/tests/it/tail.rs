@@ -1,5 +1,6 @@
 //! Steps whose longest episodes begin first, and steps that begin more groups than they train.
 
+use crate::json_file;
 use crate::overlap::{copy, count};
 use crate::resume::{done, end, killed_often, recipe, same};
 use serde_json::Value;
@@ -27,10 +28,7 @@ fn the_longest_first_in_pieces_is_the_same_run() {
 
 /// Lines of `metrics.jsonl`.
 fn steps(run: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect()
+    json_file(run.join("metrics.jsonl"))
 }
 
 /// Killed at any instant, a run that stops groups loses nothing, counts what it stopped, and is repeated to

@@ -1,6 +1,6 @@
 //! Variables of chat templates, from the recipe to the program.
 
-use crate::{failure, root, run_ok, runs::small_folder, sinew};
+use crate::{failure, json_lines, root, run_ok, runs::small_folder, sinew};
 use serde_json::Value;
 use std::path::Path;
 
@@ -66,8 +66,7 @@ fn a_recipe_gives_the_template_its_variables() {
 
 /// The lines of `sinew check-template --json`: one a case, then the counts.
 fn cases(lines: &str) -> (Vec<Value>, Value) {
-    let lines = lines.lines().map(|l| serde_json::from_str(l).unwrap());
-    let mut cases: Vec<Value> = lines.collect();
+    let mut cases = json_lines(lines);
     let counts = cases.pop().unwrap();
     (cases, counts)
 }

@@ -1,7 +1,7 @@
 //! Runs whose trainer is PyTorch, in processes of their own.
 
 use crate::resume::{done, end, recipe, train};
-use crate::{last_line, root, run_ok, sinew};
+use crate::{json_file, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,10 +28,7 @@ fn torch_recipe(dir: &Path, steps: u32, more: &[(&str, &str)]) -> PathBuf {
 }
 
 fn steps(run: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    json_file(run.join("metrics.jsonl"))
 }
 
 /// Processes whose parent is `parent` and whose command line names the trainer.

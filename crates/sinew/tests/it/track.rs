@@ -1,7 +1,7 @@
 //! `--track`: trackers by their own clients, by a client that records, and by clients that fail.
 
 use crate::resume::{done, end, recipe, same, train};
-use crate::{failure, root, run_ok, sinew};
+use crate::{failure, json_lines, root, run_ok, sinew};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -130,7 +130,7 @@ fn a_measurement_without_training_is_tracked() {
     command.arg(dir.path().join("run"));
     run_ok(faked(command, "wandb").env("RECORD", &record));
     let text = std::fs::read_to_string(record).unwrap();
-    let lines = text.lines().map(|l| serde_json::from_str(l).unwrap());
+    let lines = json_lines(&text).into_iter();
     let rows: Vec<Value> = lines.filter(|l: &Value| l.get("row").is_some()).collect();
     assert!(
         rows.len() == 1 && rows[0]["row"]["held_out/number"] == 1.0,

@@ -1,6 +1,6 @@
 //! Suspicious rewards, through the program: listed with their reasons, and left out of training.
 
-use crate::{last_line, run_ok, sinew};
+use crate::{json_lines, last_line, run_ok, sinew};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -35,8 +35,7 @@ fn command(dir: &Path, arguments: &[&str]) -> Command {
 /// The lines of a listing as JSON.
 fn listed(dir: &Path, arguments: &[&str]) -> Vec<Value> {
     let text = run_ok(&mut command(dir, arguments));
-    let lines = text.lines();
-    lines.map(|l| serde_json::from_str(l).unwrap()).collect()
+    json_lines(&text)
 }
 
 /// Runs the recipe; gives its last line.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// Answer of an address with the token of a link.
-fn get(url: &str, path: &str) -> Value {
+pub(crate) fn get(url: &str, path: &str) -> Value {
     let (address, token) = url
         .strip_prefix("http://")
         .unwrap()
@@ -28,7 +28,7 @@ fn get(url: &str, path: &str) -> Value {
 }
 
 /// A dashboard over one run, and its address.
-fn view(run: &Path) -> (Child, String) {
+pub(crate) fn view(run: &Path) -> (Child, String) {
     let mut command = sinew();
     let mut viewing = command
         .args(["view", "--json"])

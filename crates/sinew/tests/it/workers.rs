@@ -1,14 +1,20 @@
 //! Runs whose episodes workers run: real processes on this host, killed during the test.
 
+use crate::first::free_port;
+use crate::live;
 use crate::overlap::count;
 use crate::queue::{Running, until};
 use crate::resume::{done, end, recipe};
 use crate::{failure, sinew};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A run that listens for workers. It is killed when the test is over.
 pub(crate) struct Owner {
@@ -87,6 +93,22 @@ impl Owner {
             .arg(self.run.join("control-token"));
         command.arg("--weights-dir").arg(weights).args(more);
         until(&mut command, wanted).0
+    }
+
+    /// An engine of this run, which listens.
+    fn engine(&self) -> Running {
+        let mut command = sinew();
+        command.args(["worker", "--json", "--role", "engine", "--owner", &self.url]);
+        command.args(["--listen", "127.0.0.1:0", "--token-file"]);
+        command.arg(self.run.join("control-token"));
+        let weights = self.run.with_extension("weights");
+        command.arg("--weights-dir").arg(weights);
+        until(&mut command, |line| line["engine"].is_object()).0
+    }
+
+    fn token(&self) -> String {
+        let token = std::fs::read_to_string(self.run.join("control-token")).unwrap();
+        token.trim().to_owned()
     }
 
     fn kill(mut self) {
@@ -185,6 +207,136 @@ fn an_async_run_keeps_its_bound_on_staleness_with_workers() {
 }
 
 #[test]
+fn a_worker_that_is_asked_to_leave_hands_its_episodes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path(), 4, &[]);
+    let whole = dir.path().join("whole");
+    let single = done(&recipe, &whole, &[]);
+    let run = dir.path().join("run");
+    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
+    let mut leaves = owner.worker(&["--notice-s", "0"], finished);
+    let _stays = owner.worker(&[], joined);
+    assert!(leaves.terminate());
+    let last = owner.end();
+    same_end("left", (&run, &last), (&whole, &single));
+}
+
+#[test]
+fn engines_of_the_registry_give_the_run_of_one_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path(), 4, &[]);
+    let whole = dir.path().join("whole");
+    let single = done(&recipe, &whole, &[]);
+    let run = dir.path().join("run");
+    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
+    let _engines = [owner.engine(), owner.engine()];
+    let _worker = owner.worker(&["--engines", "roles"], joined);
+    let last = owner.end();
+    same_end("engines", (&run, &last), (&whole, &single));
+}
+
+#[test]
+fn an_engine_that_dies_costs_no_episode() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path(), 4, &[]);
+    let run = dir.path().join("run");
+    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
+    // The worker waits for the first one.
+    let worker = owner.worker(&["--engines", "roles"], joined);
+    let mut dies = owner.engine();
+    let _stays = owner.engine();
+    dies.kill();
+    let last = owner.end();
+    drop(worker);
+    assert_eq!(
+        (count(&last, "lost"), count(&last, "trained_twice")),
+        (0, 0)
+    );
+    assert!(count(&last, "trained") > 0);
+}
+
+/// A rollout recipe of live agents, whose gateways are those of the workers.
+fn live_recipe(dir: &Path) -> PathBuf {
+    let changes = [
+        ("group_size = 8", "group_size = 4"),
+        ("tasks_per_step = 6", "tasks_per_step = 2"),
+        ("steps = 30", "steps = 6"),
+        ("[rollout]\n", "[rollout]\nplace = \"workers\"\n"),
+    ];
+    live::recipe(dir, &changes)
+}
+
+fn letters(text: &str) -> Option<f64> {
+    let small = text.chars().filter(char::is_ascii_lowercase).count();
+    Some(small as f64 / text.chars().count().max(1) as f64)
+}
+
+#[test]
+fn agents_that_open_rollouts_at_workers_are_trained() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let owner = Owner::start(&live_recipe(dir.path()), &run, "127.0.0.1:0", &[]);
+    let places = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+    let serve = |place: &String| owner.worker(&["--serve", place], joined);
+    let _workers: Vec<Running> = places.iter().map(serve).collect();
+    let stop = Arc::<AtomicBool>::default();
+    let agent = |n: usize| {
+        let (places, token, stop) = (places.clone(), owner.token(), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let mut finished = BTreeSet::new();
+            for round in 0_usize.. {
+                if stop.load(Ordering::SeqCst) {
+                    break;
+                }
+                // The rollouts of a group are at both workers.
+                let (place, group) = (&places[n % 2], format!("g{}-{round}", n / 4));
+                match live::rollout(place, &token, &group, letters) {
+                    Some(id) => drop(finished.insert(id)),
+                    None => std::thread::sleep(Duration::from_millis(50)),
+                }
+            }
+            finished
+        })
+    };
+    let agents: Vec<JoinHandle<BTreeSet<String>>> = (0..8).map(agent).collect();
+    let last = owner.end();
+    stop.store(true, Ordering::SeqCst);
+    let finished = agents.into_iter().map(|agent| agent.join().unwrap());
+    let finished: BTreeSet<String> = finished.flatten().collect();
+    assert_eq!(
+        (count(&last, "lost"), count(&last, "trained_twice")),
+        (0, 0)
+    );
+    assert!(count(&last, "trained") > 0 && finished.len() >= 6 * 8);
+    let mut episodes = sinew();
+    episodes.args(["episodes", "--purpose", "live", "--limit", "10000", "--json"]);
+    let stored = episodes.arg("--run-dir").arg(&run).output().unwrap();
+    let stored = String::from_utf8(stored.stdout).unwrap();
+    // Whatever an agent was answered for is in the store of the run.
+    let lost: Vec<&String> = finished.iter().filter(|id| !stored.contains(*id)).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+}
+
+#[test]
+fn live_agents_need_the_addresses_of_workers() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = live_recipe(dir.path());
+    let mut train = sinew();
+    train.arg("train").arg(&recipe).arg("--run-dir");
+    train.arg(dir.path().join("both"));
+    train.args(["--control", "127.0.0.1:0", "--serve", "127.0.0.1:0"]);
+    let both = failure(&train.output().unwrap(), 2);
+    assert!(both.contains("give each worker --serve"), "{both}");
+    let run = dir.path().join("run");
+    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
+    let mut worker = sinew();
+    worker.args(["worker", "--owner", &owner.url, "--token-file"]);
+    let worker = worker.arg(run.join("control-token")).output().unwrap();
+    let silent = failure(&worker, 2);
+    assert!(silent.contains("--serve"), "{silent}");
+}
+
+#[test]
 fn a_worker_with_other_rows_or_another_token_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let rows = dir.path().join("rows.jsonl");
@@ -241,6 +393,8 @@ fn options_without_effect_and_roles_without_use_are_refused() {
     );
     let engine = refused(&["--role", "engine"]);
     assert!(engine.contains("--listen"), "{engine}");
+    let engines = refused(&["--role", "engine", "--engines", "own"]);
+    assert!(engines.contains("--engines") && engines.contains("rollout"), "{engines}");
     let recipe = recipe(dir.path(), 1, &[("rollout.place", "\"workers\"")]);
     let mut train = sinew();
     train.arg("train").arg(&recipe).arg("--run-dir");

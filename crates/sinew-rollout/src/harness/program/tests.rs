@@ -8,10 +8,8 @@ fn spec() -> EpisodeSpec {
         task: sinew_types::Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
-            preamble: Vec::new(),
             prompt: "p".into(),
-            data: serde_json::Value::Null,
-            seed: 0,
+            ..sinew_types::Task::default()
         },
         draw: 1,
         purpose: "train".into(),

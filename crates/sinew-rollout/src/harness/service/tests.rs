@@ -6,10 +6,9 @@ fn task() -> Task {
     Task {
         id: sinew_types::TaskId::new("t1"),
         kind: "sum".into(),
-        preamble: Vec::new(),
         prompt: "1 + 1?".into(),
         data: json!({"question": "one {and} one", "n": 3}),
-        seed: 0,
+        ..Task::default()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Surrogates by PyTorch's gradients: importance ratio, DRO, GSPO-token, and bounds of the clip by token.
 
-use super::{clip, close, spec};
+use super::{clip, close};
 use crate::loss::{ClipBounds, LossError, LossSpecError, RowInputs, row_loss, validate_spec};
 use serde::Deserialize;
-use sinew_types::Surrogate;
+use sinew_types::{LossSpec, Surrogate};
 
 #[derive(Deserialize)]
 struct Row {
@@ -64,7 +64,7 @@ fn surrogates_match_autograd() {
     let golden = golden();
     assert_eq!((golden.rows.len(), golden.cases.len()), (3, 11));
     for case in &golden.cases {
-        let spec = spec(case.surrogate.clone());
+        let spec = LossSpec::new(case.surrogate.clone());
         validate_spec(&spec).unwrap();
         let name = format!(
             "{:?}, by token {}, marked {}",
@@ -106,7 +106,7 @@ fn a_sequence_s_ratio_gives_each_token_its_own_gradient() {
         clip: None,
         in_ratio: None,
     };
-    let got = row_loss(&spec(surrogate), &row).unwrap();
+    let got = row_loss(&LossSpec::new(surrogate), &row).unwrap();
     let s = 0.1f64.exp();
     assert!(close(got.loss, -1.05 + 2.0 * s, 1e-6), "{}", got.loss);
     assert_eq!(got.d_logprob[0], 0.0);
@@ -129,7 +129,7 @@ fn bounds_and_marks_that_do_not_fit_are_refused() {
     let row = &golden.rows[0];
     let entropies = vec![0.0; row.weights.len()];
     let inputs = row.inputs(&entropies, true, true);
-    let clip = spec(clip(0.2, 0.2, None));
+    let clip = LossSpec::new(clip(0.2, 0.2, None));
     let mut low = row.clip_low.clone();
     low[1] = 2.0;
     let refused = |inputs: &RowInputs<'_>| row_loss(&clip, inputs).unwrap_err();
@@ -159,7 +159,7 @@ fn bounds_and_marks_that_do_not_fit_are_refused() {
             ..
         }
     ));
-    let dro = spec(Surrogate::Dro { beta: -0.1 });
+    let dro = LossSpec::new(Surrogate::Dro { beta: -0.1 });
     assert!(matches!(
         validate_spec(&dro),
         Err(LossSpecError::Value {

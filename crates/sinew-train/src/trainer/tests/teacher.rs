@@ -30,7 +30,7 @@ fn the_teacher_s_term_is_its_formula_differentiated() {
                     divergence: case.divergence,
                     coefficient: golden.coefficient,
                 }),
-                ..spec(Surrogate::Reinforce)
+                ..LossSpec::new(Surrogate::Reinforce)
             };
             let mut trainer = trainer(TrainerConfig::new(micro_batch_tokens, 1e-12));
             let mut rows = batch(trainer.policy());
