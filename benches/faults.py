@@ -6,6 +6,12 @@ compares the end with that of a run that was left alone. Needs Linux, Python 3.1
 
     python3 benches/faults.py target/release/sinew --rounds 200 --seed 1
 
+With `--faults` it strikes runs over several hosts instead, which are network namespaces, as root with `ip` and PostgreSQL: the
+owner, two workers, two sandbox hosts, an engine role and the store are killed, stopped, parted and starved while they work,
+and a supervisor starts again what ended (`benches/cluster_faults.py`):
+
+    python3 benches/faults.py target/release/sinew --faults 200 --seed 1
+
 Prints a table; with `--json` a line for each round, and one for each kind. Exit code 1 if a round lost an episode, trained
 one twice, left a process behind, ended with other weights, or did not say what happened. Rounds of a kind that this machine
 does not allow are not run, and that is said.
@@ -595,13 +601,29 @@ def in_namespace():
     os.execvp(own[0], [*own, sys.executable, *sys.argv])
 
 
+def across_hosts(args, folder):
+    """Faults to runs over several hosts."""
+    import cluster_faults
+    known = cluster_faults.kinds_of(args.over)
+    args.kinds, args.steps = args.kinds or ",".join(known), args.steps or 80
+    if unknown := set(args.kinds.split(",")) - set(known):
+        sys.exit(f"--kinds {','.join(unknown)}: allowed: {', '.join(known)}")
+    if not cluster_faults.run(args, folder):
+        sys.exit(f"faults were not borne; logs are below {folder}")
+    shutil.rmtree(folder)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sinew", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=8, help="training steps of a run, at least 3")
-    parser.add_argument("--kinds", default=",".join(SAYS), help="kinds of faults, by commas")
+    parser.add_argument("--steps", type=int, help="training steps of a run, at least 3; 8, and 80 with --faults")
+    parser.add_argument("--kinds", help="kinds of faults, by commas; all")
+    parser.add_argument("--faults", type=int, help="number of faults to runs over several hosts")
+    parser.add_argument("--over", choices=["workers", "queue"], default="workers",
+                        help="with --faults: hosts that run episodes for the run, or that fill and score a queue for it")
+    parser.add_argument("--partition-s", type=float, nargs=2, default=(1.0, 6.0), help="with --faults: shortest and longest partition")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--json", action="store_true", help="a line for each round, and for each kind")
     args = parser.parse_args()
@@ -611,7 +633,11 @@ def main():
     folder = pathlib.Path(tempfile.mkdtemp(prefix="faults-"))
     # Sandboxes have users of their own, and read the environment's code here.
     folder.chmod(0o755)
-    bench, rows = Bench(args.sinew.resolve(), folder, max(3, args.steps)), []
+    if args.faults is not None:
+        across_hosts(args, folder)
+        return
+    args.kinds = args.kinds or ",".join(SAYS)
+    bench, rows = Bench(args.sinew.resolve(), folder, max(3, args.steps or 8)), []
     why = bench.refusals()
     kinds = [kind for kind in args.kinds.split(",") if kind not in why]
     for kind in set(args.kinds.split(",")) - set(kinds):

@@ -19,6 +19,8 @@ if [ "${1:-}" != demo ]; then
     need git git
     need busybox busybox-static
     need setpriv util-linux
+    # Hosts as network namespaces.
+    need ip iproute2
     need coqc coq
     # Stores and queues in databases. Debian keeps the programs of PostgreSQL in a folder for each version.
     ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"

@@ -16,7 +16,7 @@ use sinew_env::{
 };
 use sinew_judge::Bench;
 use sinew_model::{Dataset, resolve_dataset};
-use sinew_recipe::{HeldOut, Level, RewardSection, RunPlan, SandboxPlan, TasksPlan};
+use sinew_recipe::{EnvMember, HeldOut, Level, RewardSection, RunPlan, SandboxPlan, TasksPlan};
 use sinew_sandbox::{SandboxWait, TimedProvider};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
 use sinew_types::TaskId;
@@ -449,6 +449,25 @@ fn with_machines(recipe: &RunPlan, mut sandboxes: Sandboxes) -> Result<Sandboxes
     )))
 }
 
+/// Sandboxes for environments: `here`, or where the recipe says.
+fn env_sandboxes(
+    recipe: &RunPlan,
+    here: bool,
+    bench: Option<&Bench>,
+    wait: &Arc<SandboxWait>,
+) -> Result<Sandboxes, Failure> {
+    let mut section = recipe.sandbox.clone();
+    if here {
+        (section.server, section.owner) = (None, None);
+    }
+    let sandboxes = with_images(recipe, sandboxed(&section)?)?;
+    let mut sandboxes = with_machines(recipe, sandboxes)?;
+    sandboxes.provider = Arc::new(TimedProvider::new(sandboxes.provider, Arc::clone(wait)));
+    // Episodes that are scored apart are played with their user all the same.
+    sandboxes.user = judge::user(recipe, bench.unwrap_or(&Bench::default()))?;
+    Ok(sandboxes)
+}
+
 /// The environments, with the rewards of the recipe, or without them if there are no judges.
 fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<World, Failure> {
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
@@ -459,20 +478,20 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
         )?;
     }
     let sandbox_wait = Arc::<SandboxWait>::default();
-    let sandboxes = if recipe.env.needs().sandbox {
-        let sandboxes = with_images(recipe, sandboxed(&recipe.sandbox)?)?;
-        let mut sandboxes = with_machines(recipe, sandboxes)?;
-        let timed = TimedProvider::new(sandboxes.provider, Arc::clone(&sandbox_wait));
-        sandboxes.provider = Arc::new(timed);
-        // Episodes that are scored apart are played with their user all the same.
-        sandboxes.user = judge::user(recipe, bench.unwrap_or(&Bench::default()))?;
-        Some(sandboxes)
-    } else {
-        None
+    // Python environments speak to their workers over sockets of this host, wherever rewards run code.
+    let elsewhere = recipe.sandbox.is_elsewhere();
+    let stays = |env: &EnvMember| elsewhere && env.kind_name() == "python";
+    let made = |here: bool| {
+        let mut worlds = recipe.worlds().into_iter();
+        let needed = worlds.any(|w| w.env.needs().sandbox && stays(w.env) == here);
+        let made = needed.then(|| env_sandboxes(recipe, here, bench, &sandbox_wait));
+        made.transpose()
     };
+    let (named, here) = (made(false)?, made(true)?);
     let mut envs = Vec::new();
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
-        let sandboxes = sandboxes.clone().filter(|_| world.env.needs().sandbox);
+        let own = if stays(world.env) { &here } else { &named };
+        let sandboxes = own.clone().filter(|_| world.env.needs().sandbox);
         let made = || {
             let envs = world.env.config().factory(sandboxes);
             let envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;

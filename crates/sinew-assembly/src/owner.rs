@@ -31,7 +31,7 @@ const WEIGHTS: &str = "weights";
 const SWEEP: (Duration, usize) = (Duration::from_secs(2), 4096);
 /// Time that the roles of a run get to end with it.
 const ROLES_GRACE: Duration = Duration::from_secs(30);
-/// Interval of checks whether a role asked the run to end.
+/// Interval of looks at the roles of a run that starts none itself.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Version of the program, which owner and workers must share.
@@ -133,6 +133,12 @@ impl Owner {
             (None, None) => return Ok(None),
         };
         let (token_file, token) = token(session, launch)?;
+        if parts.fence.number() > 1 {
+            tracing::info!(
+                fence = parts.fence.number(),
+                "the run continues with a new owner"
+            );
+        }
         let run = launched_name(recipe, session.dir.path());
         let fence = parts.fence.number();
         let control = Arc::new(ControlDesk::new(&run, fence, control_limits(launch)));
@@ -158,8 +164,8 @@ impl Owner {
             None => {
                 place.write(session.dir.path()).map_err(Failure::system)?;
                 let (desk, ordered) = (Arc::downgrade(&control), &session.stop_ordered);
-                let order = stop_on_order(desk, session.stop.clone(), Arc::clone(ordered));
-                session.runtime.spawn(order);
+                let watch = watch_roles(desk, session.stop.clone(), Arc::clone(ordered));
+                session.runtime.spawn(watch);
                 None
             }
         };
@@ -328,8 +334,9 @@ fn unique(run: &str, folder: &Path) -> String {
     format!("{name}-{}", &hash[..8])
 }
 
-/// Ends the run once a role asks for it.
-async fn stop_on_order(
+/// Removes roles that are not heard of any more, and ends the run once a role asks for it. A supervisor does
+/// both for roles that the run starts itself.
+async fn watch_roles(
     control: Weak<ControlDesk>,
     stop: watch::Sender<bool>,
     ordered: Arc<AtomicBool>,
@@ -340,6 +347,7 @@ async fn stop_on_order(
             stop.send_replace(true);
             return;
         }
+        control.expire();
         drop(control);
         tokio::time::sleep(LOOK).await;
     }

@@ -400,6 +400,7 @@ impl Registry {
                 RoleState::Creating => format!("not registered after {} ms", limits.start_ms),
                 _ => format!("not heard of for {} ms", limits.lease_ms),
             };
+            tracing::warn!(role = %self.id_of(*place), %cause, "a role is lost");
             // A server that a person added stays, and is asked on.
             let next = match slot.origin {
                 Origin::Outside => RoleState::HealthChecking,

@@ -169,6 +169,12 @@ impl ControlDesk {
         Ok(())
     }
 
+    /// Removes roles whose leases ended, and gives them. An owner without a supervisor calls it from time to
+    /// time; a supervisor does the same by itself.
+    pub fn expire(&self) -> Vec<RoleId> {
+        self.lock().expire(self.now_ms())
+    }
+
     /// Events after a number, oldest first, as far as they are kept.
     pub fn events_after(&self, seq: u64) -> Vec<RoleEvent> {
         self.lock().events_after(seq)

@@ -17,6 +17,9 @@ use tokio_postgres::{Client, Config};
 const CONNECT: Duration = Duration::from_secs(5);
 /// Idle time after which the system asks whether the server is still there.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Time after which a connection whose bytes nobody acknowledges is made anew. The system repeats them at
+/// pauses that double, so that a connection may be silent for as long again as the network was away.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// Pauses between attempts: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Parameter of an address that names a file with trusted certificates.
@@ -154,6 +157,9 @@ impl Postgres {
         config.application_name("sinew");
         config.connect_timeout(CONNECT);
         config.keepalives_idle(KEEPALIVE);
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(UNACKNOWLEDGED);
+        }
         let roots = roots.as_deref().map(Path::new);
         Ok(Self {
             config,
@@ -245,16 +251,24 @@ impl Postgres {
     ) -> Result<T, StoreError> {
         let began = Instant::now();
         let (mut pause, longest) = PAUSES;
+        let mut away = false;
         loop {
-            let reason = match self.attempt(slot, job).await {
-                Ok(done) => return Ok(done),
+            let (reason, conflict) = match self.attempt(slot, job).await {
+                Ok(done) => {
+                    if away {
+                        let seconds = began.elapsed().as_secs_f64();
+                        tracing::info!(server = %self.shown, seconds, "the database answers again");
+                    }
+                    return Ok(done);
+                }
                 Err(Fault::Refused(error)) => return Err(error),
                 Err(Fault::Sql(error)) if !may_pass(&error) => {
                     return Err(self.refuse(described(&error)));
                 }
-                Err(Fault::Sql(error)) => described(&error),
+                Err(Fault::Sql(error)) => (described(&error), is_conflict(&error)),
                 Err(Fault::Deadline) => {
-                    format!("no answer within {} s", self.options.deadline.as_secs_f64())
+                    let seconds = self.options.deadline.as_secs_f64();
+                    (format!("no answer within {seconds} s"), false)
                 }
             };
             slot.client = None;
@@ -262,6 +276,11 @@ impl Postgres {
             if left.is_zero() {
                 let waited = patience.as_secs_f64();
                 return Err(self.refuse(format!("{reason} (asked for {waited} s)")));
+            }
+            if !away && !conflict {
+                away = true;
+                let server = &self.shown;
+                tracing::warn!(%server, %reason, "the database does not answer: the call is repeated");
             }
             tracing::debug!(server = %self.shown, %reason, "the database is asked again");
             tokio::time::sleep(pause.min(left)).await;
@@ -275,7 +294,12 @@ impl Postgres {
         slot: &mut Slot,
         job: &impl AsyncFn(&mut Client, i64) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        if slot.client.as_ref().is_none_or(Client::is_closed) {
+        if slot.client.as_ref().is_some_and(Client::is_closed) {
+            slot.client = None;
+            let server = &self.shown;
+            tracing::warn!(%server, "the connection to the database was lost, and is made again");
+        }
+        if slot.client.is_none() {
             slot.client = Some(self.connect().await?);
         }
         let Some(client) = slot.client.as_mut() else {
@@ -334,6 +358,15 @@ fn may_pass(error: &tokio_postgres::Error) -> bool {
     source.is_some_and(|cause| cause.is::<std::io::Error>())
 }
 
+/// Whether a transaction stood in the way of another one, which is daily work.
+fn is_conflict(error: &tokio_postgres::Error) -> bool {
+    let conflicts = [
+        SqlState::T_R_SERIALIZATION_FAILURE,
+        SqlState::T_R_DEADLOCK_DETECTED,
+    ];
+    error.code().is_some_and(|code| conflicts.contains(code))
+}
+
 /// An error in one line: the server's message with its code, or the innermost cause.
 fn described(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
@@ -376,6 +409,8 @@ mod tests {
         ] {
             let postgres = made(url).unwrap();
             assert_eq!(postgres.config.get_ssl_mode(), mode, "{url}");
+            let limit = postgres.config.get_tcp_user_timeout();
+            assert_eq!(limit, Some(&UNACKNOWLEDGED), "{url}");
             assert_eq!(postgres.config.get_password(), Some(&b"s3cret"[..]));
             assert!(!format!("{postgres:?}").contains("s3cret"));
         }

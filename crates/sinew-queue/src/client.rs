@@ -84,13 +84,26 @@ impl HttpQueue {
     }
 
     /// Repeats `attempt` until it is answered, or refused, or the patience ends.
-    fn persist<T>(&self, attempt: impl FnMut() -> Attempt<T>) -> Result<T, StoreError> {
+    fn persist<T>(&self, mut attempt: impl FnMut() -> Attempt<T>) -> Result<T, StoreError> {
         let end = Instant::now() + self.patience;
         let left = |pause: Duration| {
             let left = end.saturating_duration_since(Instant::now());
             (!left.is_zero()).then(|| pause.min(left))
         };
-        retry(PAUSES, left, attempt).map_err(|failure| match failure {
+        let mut away = false;
+        let named = || {
+            let answer = attempt();
+            match &answer {
+                Err(Failure::Passing(why, _)) if !away => {
+                    away = true;
+                    tracing::warn!(url = %self.url, %why, "the queue does not answer: the call is repeated");
+                }
+                Ok(_) if away => tracing::info!(url = %self.url, "the queue answers again"),
+                _ => {}
+            }
+            answer
+        };
+        retry(PAUSES, left, named).map_err(|failure| match failure {
             Failure::Lasting(why) => self.remote(why),
             Failure::Passing(why, _) => self.remote(format!(
                 "{why} (asked for {} s)\n  hint: is `sinew queue serve` running there?",

@@ -20,7 +20,7 @@ use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_env::{Reward, RewardSample, Sandboxes, Score, Unscored};
-use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program};
+use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program, SandboxError};
 use std::time::Duration;
 
 /// Runs the tests: the trusted side of `tests`.
@@ -31,6 +31,8 @@ const CARRY: &str = include_str!("carry.py");
 const SOLUTION: &str = include_str!("solution.py");
 /// Bytes of code and of tests, each.
 const MAX_BYTES: usize = 256 << 10;
+/// Sandboxes that one run may lose to their hosts, each of which is replaced: a score does not depend on them.
+const LOST_SANDBOXES: usize = 2;
 /// Time that the runner has less than the sandbox, so that it ends by itself.
 const MARGIN: f64 = 0.8;
 
@@ -41,6 +43,11 @@ pub(crate) struct UnitTests {
     pub(crate) sandboxes: Sandboxes,
     /// Maximum time of one score, without the wait for a sandbox.
     pub(crate) timeout: Duration,
+}
+
+/// Whether a sandbox went without an answer.
+fn is_lost(error: &SandboxError) -> bool {
+    matches!(error, SandboxError::HostLost { .. } | SandboxError::Died(_))
 }
 
 /// Verdict of the runner.
@@ -124,29 +131,52 @@ impl UnitTests {
                 (program.to_owned(), sample.task.data.to_string())
             }
         };
-        let failed = |e: sinew_sandbox::SandboxError| Unscored::new(format!("sandbox: {e}"));
-        let provider = &self.sandboxes.provider;
-        let mut sandbox = provider
-            .acquire(&self.sandboxes.spec)
-            .await
-            .map_err(failed)?;
-        if self.kind == Kind::Program {
-            for (name, content) in [("solution.py", code), ("output.txt", output)] {
-                let written = sandbox.write_file(name, content.as_bytes()).await;
-                written.map_err(failed)?;
-            }
-        }
-        let request = ExecRequest {
-            program: Program::Python(program),
-            stdin: stdin.into_bytes(),
+        let files = [("solution.py", code), ("output.txt", output)];
+        let files = if self.kind == Kind::Program {
+            &files[..]
+        } else {
+            &[]
+        };
+        let request = || ExecRequest {
+            program: Program::Python(program.clone()),
+            stdin: stdin.clone().into_bytes(),
             deadline: self.timeout,
         };
-        let result = sandbox.exec(request).await.map_err(failed);
-        sandbox.destroy().await.map_err(failed)?;
+        let mut lost = 0;
+        let result = loop {
+            match self.in_sandbox(files, request()).await {
+                Err(error) if is_lost(&error) && lost < LOST_SANDBOXES => {
+                    lost += 1;
+                    tracing::warn!(%error, "a score lost its sandbox: another one is made");
+                }
+                result => {
+                    break result.map_err(|e| Unscored::new(format!("sandbox: {e}")))?;
+                }
+            }
+        };
         Ok(match self.kind {
-            Kind::Tests => tested(&result?, &secret),
-            Kind::Program => exited(&result?),
+            Kind::Tests => tested(&result, &secret),
+            Kind::Program => exited(&result),
         })
+    }
+
+    /// Runs a program with its files in a sandbox that is made for it and destroyed after it.
+    async fn in_sandbox(
+        &self,
+        files: &[(&str, &str)],
+        request: ExecRequest,
+    ) -> Result<ExecResult, SandboxError> {
+        let provider = &self.sandboxes.provider;
+        let mut sandbox = provider.acquire(&self.sandboxes.spec).await?;
+        for (name, content) in files {
+            sandbox.write_file(name, content.as_bytes()).await?;
+        }
+        let result = sandbox.exec(request).await?;
+        match sandbox.destroy().await {
+            // The result is here, and a sandbox that went with its host needs no end.
+            Err(error) if !is_lost(&error) => Err(error),
+            _ => Ok(result),
+        }
     }
 
     /// Tests of a task, each a text that is not empty.

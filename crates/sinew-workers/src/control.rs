@@ -170,10 +170,16 @@ fn report(parts: &ControlParts, shared: &Shared) {
         Ok(orders) => {
             state.reports.call(1, began.elapsed().as_secs_f64());
             state.orders = Some(orders);
-            state.away = None;
+            if let Some(since) = state.away.take() {
+                let seconds = since.elapsed().as_secs();
+                tracing::info!(seconds, "the owner answers again");
+            }
         }
         Err(error) if error.may_pass() => {
-            state.away.get_or_insert_with(Instant::now);
+            if state.away.is_none() {
+                state.away = Some(Instant::now());
+                tracing::warn!(%error, "episodes go on without the owner");
+            }
         }
         Err(error) => state.refused = Some(error),
     }

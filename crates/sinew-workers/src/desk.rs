@@ -163,6 +163,16 @@ impl Desk {
         self.state().loads.silent_s(now_s).unwrap_or(now_s)
     }
 
+    /// Names workers that were silent for the time of a lease while they held episodes: other workers get
+    /// their tickets.
+    pub(crate) fn warn_of_silent(&self) {
+        let (now_s, lease_s) = (self.now_s(), self.terms.lease_ms as f64 / 1000.0);
+        let silent = self.state().loads.newly_silent(lease_s, now_s);
+        for worker in silent {
+            tracing::warn!(%worker, seconds = lease_s, "a worker is silent: its episodes go to others");
+        }
+    }
+
     /// Routes that need `token`.
     pub fn routes(self: &Arc<Self>, token: &str) -> Router {
         let shared = Shared {
@@ -211,6 +221,7 @@ impl Desk {
             state.reported.insert(report.worker.clone());
         }
         TicketOrders {
+            id: self.terms.id.clone(),
             fence: self.terms.fence,
             paused: state.paused,
             ended: state.ended,
@@ -477,6 +488,7 @@ mod tests {
             reading: WorkerReading::default(),
         };
         let orders = desk.orders(&report);
+        assert_eq!(orders.id, "r-1");
         assert_eq!(
             (orders.fence, orders.paused, orders.ended),
             (4, false, false)

@@ -13,6 +13,8 @@ const MAX_WORKERS: usize = 4096;
 struct Seen {
     reading: WorkerReading,
     at_s: f64,
+    /// Its silence was named.
+    named: bool,
 }
 
 /// Reports of workers so far.
@@ -31,6 +33,7 @@ impl WorkerLoads {
         let seen = Seen {
             reading,
             at_s: now_s,
+            named: false,
         };
         // The counters of a worker that started again begin at 0.
         let before = self.workers.insert(worker.to_owned(), seen);
@@ -60,6 +63,20 @@ impl WorkerLoads {
     pub(crate) fn live(&self, now_s: f64) -> usize {
         let live = |seen: &&Seen| now_s - seen.at_s < GONE_S;
         self.workers.values().filter(live).count()
+    }
+
+    /// Workers that held episodes in their last report and have been silent for longer than a time since. Each
+    /// silence is named once.
+    pub(crate) fn newly_silent(&mut self, longer_than_s: f64, now_s: f64) -> Vec<String> {
+        let mut names = Vec::new();
+        for (name, seen) in &mut self.workers {
+            let silent = now_s - seen.at_s > longer_than_s;
+            if silent && !seen.named && seen.reading.in_flight > 0 {
+                seen.named = true;
+                names.push(name.clone());
+            }
+        }
+        names
     }
 
     /// Seconds since the last report of any worker.
@@ -115,6 +132,19 @@ mod tests {
         assert_eq!((loads.live(31.0), loads.sum(31.0).in_flight), (1, 2));
         assert_eq!(loads.sum(99.0).sampled_tokens, 17);
         assert_eq!(loads.silent_s(5.0), Some(3.0));
+    }
+
+    #[test]
+    fn a_silence_with_episodes_is_named_once() {
+        let mut loads = WorkerLoads::default();
+        loads.report("busy", reading(0.0, 0, 2), 0.0);
+        loads.report("idle", reading(0.0, 0, 0), 0.0);
+        assert!(loads.newly_silent(2.0, 2.0).is_empty());
+        assert_eq!(loads.newly_silent(2.0, 2.5), ["busy"]);
+        assert!(loads.newly_silent(2.0, 9.0).is_empty());
+        // It came back, and went again.
+        loads.report("busy", reading(0.0, 0, 1), 10.0);
+        assert_eq!(loads.newly_silent(2.0, 13.0), ["busy"]);
     }
 
     #[test]

@@ -459,6 +459,7 @@ impl Rollouts for RemoteRollouts {
             let seen = queue.wait(0, Duration::ZERO).map_err(failed)?;
             if self.looked.elapsed() >= LOOK_EVERY {
                 self.clear()?;
+                self.parts.desk.warn_of_silent();
                 self.check_workers()?;
                 let ready = queue.stats().map_err(failed)?.of(ROLLOUT).ready;
                 (self.parts.waiting)(ready + self.core.counts().0);

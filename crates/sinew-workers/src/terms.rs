@@ -124,6 +124,8 @@ pub struct WorkerReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TicketOrders {
+    /// Name of the run that no other run has: two runs may have the same address, token and generation.
+    pub id: String,
     /// Generation of the owner: tickets of another one are not wanted.
     pub fence: u64,
     /// No ticket is to be leased; running episodes continue.

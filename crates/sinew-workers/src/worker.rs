@@ -319,7 +319,8 @@ impl Worker {
         }
         let known = orders.is_some();
         let orders = orders.unwrap_or_default();
-        if known && orders.fence != self.terms.fence {
+        let same = (&orders.id, orders.fence) == (&self.terms.id, self.terms.fence);
+        if known && !same {
             return Ok(Some(WorkerEnd::NewOwner));
         }
         if orders.ended {

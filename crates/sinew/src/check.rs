@@ -342,7 +342,9 @@ fn before_episodes(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
 
 /// The tasks, once sandboxes and the agent work.
 fn before_tasks(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
-    if recipe.env.needs().sandbox {
+    // Servers that register at an owner may come later: at the owner of this very run they can only.
+    let later = recipe.sandbox.owner.is_some() && recipe.sandbox.servers().is_empty();
+    if recipe.env.needs().sandbox && !later {
         sandbox(recipe)?;
     }
     if !recipe.harness.is_built_in() {

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+/// Pause after a registration, and the shortest one between heartbeats.
+const SOON: Duration = Duration::from_millis(100);
 /// Pause after a registration that failed.
 const AGAIN: Duration = Duration::from_secs(5);
 /// File of the kernel with the name of this host.
@@ -116,7 +118,7 @@ impl Member {
         let Some(mut client) = self.register() else {
             return;
         };
-        let mut worked = Instant::now();
+        let (mut worked, mut away) = (Instant::now(), false);
         loop {
             let (live, _) = self.service.live();
             if live > 0 {
@@ -130,6 +132,8 @@ impl Member {
                 idle_s: worked.elapsed().as_secs_f64(),
                 cause: None,
             };
+            // The first heartbeat after a registration makes the role ready.
+            let mut soon = false;
             match client.beat(&beat) {
                 Ok(orders) if orders.drain => {
                     self.service.drain();
@@ -137,9 +141,9 @@ impl Member {
                         break;
                     }
                 }
-                Ok(_) => {}
+                Ok(_) => away = false,
                 Err(ControlError::Gone(_)) => match client.again() {
-                    Ok(()) => {}
+                    Ok(()) => soon = true,
                     Err(error) => output::say_error(&format!("sinew: --owner: {error}\n")),
                 },
                 Err(error @ ControlError::Superseded(_)) => {
@@ -147,10 +151,25 @@ impl Member {
                     self.service.drain();
                     return;
                 }
+                // The address has the owner of another run, as this server outlives runs.
+                Err(error @ ControlError::Fenced { .. }) => {
+                    output::say_error(&format!("sinew: --owner: {error}; registering anew\n"));
+                    let Some(anew) = self.register() else {
+                        return;
+                    };
+                    client = anew;
+                    soon = true;
+                }
                 // The owner is away: sandboxes go on, and the next beat may find it.
-                Err(_) => {}
+                Err(error) => {
+                    if !away {
+                        output::say_error(&format!("sinew: --owner: {error}\n"));
+                    }
+                    away = true;
+                }
             }
-            if self.ends_within(Duration::from_millis(client.lease().renew_ms.max(100))) {
+            let renew = Duration::from_millis(client.lease().renew_ms).max(SOON);
+            if self.ends_within(if soon { SOON } else { renew }) {
                 break;
             }
         }

@@ -58,6 +58,8 @@ mod harbor;
 mod harbor_containers;
 #[path = "it/harbor_tasks.rs"]
 mod harbor_tasks;
+#[path = "it/hosts.rs"]
+mod hosts;
 #[path = "it/images.rs"]
 mod images;
 #[path = "it/input.rs"]

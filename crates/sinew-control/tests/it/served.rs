@@ -60,6 +60,24 @@ fn a_role_lives_from_registration_to_its_end() {
 }
 
 #[test]
+fn a_role_that_falls_silent_is_removed_without_a_supervisor() {
+    let limits = ControlLimits {
+        lease_ms: 0,
+        ..ControlLimits::default()
+    };
+    let desk = Arc::new(ControlDesk::new("run", 1, limits));
+    let served = serve(&desk);
+    let role = RoleClient::register(&served.url(), TOKEN, &engine()).unwrap();
+    assert_eq!(desk.expire(), std::slice::from_ref(&role.lease().id));
+    let views = desk.views();
+    assert_eq!(views[0].state, RoleState::Removed);
+    let cause = views[0].cause.clone().unwrap();
+    assert!(cause.contains("not heard of"), "{cause}");
+    assert!(desk.expire().is_empty());
+    assert!(matches!(role.beat(&serving(7)), Err(ControlError::Gone(_))));
+}
+
+#[test]
 fn roles_register_again_with_the_next_owner_and_refuse_the_last_one() {
     let (old, new) = (desk(1), desk(2));
     let (old_served, new_served) = (serve(&old), serve(&new));

@@ -5,21 +5,39 @@ use crate::sample;
 use serde_json::{Value, json};
 use sinew_env::{Reward, Sandboxes, Score, Unscored};
 use sinew_reward::{BuildConfig, TermSpec, build};
-use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxSpec};
+use sinew_sandbox::{
+    ProcessConfig, ProcessProvider, Protection, Sandbox, SandboxError, SandboxFuture,
+    SandboxProvider, SandboxSpec,
+};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// A reward by name, with a deadline in seconds; `path` is searched for Python.
 pub(crate) fn made(name: &str, seconds: f64, path: &str) -> Result<Arc<dyn Reward>, String> {
+    made_on(Arc::new(started()), name, seconds, path)
+}
+
+fn started() -> ProcessProvider {
     let search = std::env::var("PATH").unwrap();
-    let provider = ProcessProvider::start(ProcessConfig::new(&search)).unwrap();
+    ProcessProvider::start(ProcessConfig::new(&search)).unwrap()
+}
+
+/// The same with other sandboxes.
+fn made_on(
+    provider: Arc<dyn SandboxProvider>,
+    name: &str,
+    seconds: f64,
+    path: &str,
+) -> Result<Arc<dyn Reward>, String> {
+    let search = std::env::var("PATH").unwrap();
     let config = BuildConfig {
         made: BTreeMap::new(),
         columns: vec![vec!["answer".to_owned()]],
         sandboxes: Some(Sandboxes {
-            provider: Arc::new(provider),
+            provider,
             spec: SandboxSpec::default(),
             images: BTreeMap::new(),
             machines: None,
@@ -51,6 +69,55 @@ pub(crate) async fn score(
     reward
         .score(&sample(output, json!({ "answer": answer })))
         .await
+}
+
+/// Sandboxes whose host is lost the first times.
+struct Losing {
+    inner: ProcessProvider,
+    left: AtomicUsize,
+}
+
+impl SandboxProvider for Losing {
+    fn level(&self) -> &'static str {
+        self.inner.level()
+    }
+
+    fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        let fewer = |left: usize| left.checked_sub(1);
+        let order = Ordering::SeqCst;
+        if self.left.fetch_update(order, order, fewer).is_ok() {
+            let lost = SandboxError::HostLost {
+                host: "http://10.0.0.7:8070".into(),
+                reason: "Connection refused".into(),
+            };
+            return Box::pin(async move { Err(lost) });
+        }
+        self.inner.acquire(spec)
+    }
+
+    fn protections(&self) -> Arc<Vec<Protection>> {
+        self.inner.protections()
+    }
+}
+
+/// A score needs another sandbox, not another sample, when the host of its sandbox goes.
+#[tokio::test]
+async fn a_lost_host_costs_no_score_until_hosts_are_lost_again_and_again() {
+    for (losses, is_scored) in [(2, true), (3, false)] {
+        let losing = Losing {
+            inner: started(),
+            left: AtomicUsize::new(losses),
+        };
+        let reward = made_on(Arc::new(losing), "program(answer)", 20.0, "").unwrap();
+        let got = score(reward.as_ref(), "x = 1", json!("import solution")).await;
+        match got {
+            Ok(score) => assert!(is_scored && score.value == 1.0, "{losses}"),
+            Err(unscored) => {
+                assert!(!is_scored, "{losses}: {unscored}");
+                assert!(unscored.reason.contains("10.0.0.7:8070"), "{unscored}");
+            }
+        }
+    }
 }
 
 /// The environment of examples, made by `scripts/setup.sh`.

@@ -18,6 +18,9 @@ const QUESTIONS: usize = 16;
 const LOOK: Duration = Duration::from_millis(250);
 /// Time between two questions to the registry of roles.
 const FIND_EVERY: Duration = Duration::from_secs(5);
+/// Time after the registry named a host last in which it stays a member, if it answers: an owner that starts
+/// again knows no roles until they have registered, while their sandboxes work.
+const UNLISTED: Duration = Duration::from_secs(30);
 /// Maximum number of hosts; further ones of the registry are left out.
 const MAX_HOSTS: usize = 1024;
 
@@ -64,6 +67,8 @@ struct Host {
     why_not: Option<String>,
     /// It was found by the registry, and goes with it.
     found: bool,
+    /// Moment at which the registry named it last.
+    listed_at: Duration,
 }
 
 /// State of all hosts.
@@ -72,6 +77,8 @@ struct State {
     hosts: Vec<Host>,
     /// Moment of the next question to the registry.
     find_at: Duration,
+    /// Reason why the registry gave no addresses.
+    not_found: Option<String>,
     /// The provider was dropped.
     ended: bool,
 }
@@ -114,6 +121,7 @@ impl Hosts {
                 choice: Choice::new(Rules::default()),
                 hosts: Vec::new(),
                 find_at: Duration::ZERO,
+                not_found: None,
                 ended: false,
             }),
             wake: Condvar::new(),
@@ -147,6 +155,7 @@ impl Hosts {
             protections: None,
             why_not: None,
             found,
+            listed_at: self.now(),
         });
         Ok(())
     }
@@ -192,14 +201,17 @@ impl Hosts {
         all
     }
 
-    /// Reasons why hosts get no sandboxes now, with their addresses.
+    /// Reasons why hosts get no sandboxes now, with their addresses, and why the registry names none.
     pub(crate) fn refusals(&self) -> Vec<String> {
         let state = self.lock();
         let reasons = state.hosts.iter().filter_map(|h| {
             let why = h.why_not.as_ref()?;
             Some(format!("{:?}: {why}", h.api.url()))
         });
-        reasons.collect()
+        let registry = state.not_found.iter();
+        reasons
+            .chain(registry.map(|why| format!("those of sandbox.owner: {why}")))
+            .collect()
     }
 
     /// Number of hosts that can get sandboxes now.
@@ -258,9 +270,14 @@ impl Hosts {
             Ok((offer, protections)) => {
                 choice.answered(at, offer, now);
                 host.protections = Some(protections);
-                host.why_not = None;
+                if host.why_not.take().is_some() {
+                    tracing::info!(url = host.api.url(), "a sandbox server answers again");
+                }
             }
             Err(NoReport::Away(why)) => {
+                if host.why_not.is_none() {
+                    tracing::warn!(url = host.api.url(), %why, "a sandbox server does not answer");
+                }
                 host.why_not = Some(why);
                 if choice.silent(at, now) {
                     host.api.give_up();
@@ -280,8 +297,8 @@ impl Hosts {
         }
     }
 
-    /// Asks the registry of roles, if its time has come. Hosts that it has no longer are no members; where it
-    /// does not answer, nothing changes.
+    /// Asks the registry of roles, if its time has come. Hosts that it has no longer are soon no members;
+    /// where it does not answer, nothing changes.
     fn find(&self) {
         let Some(finder) = &self.finder else { return };
         let now = self.now();
@@ -292,17 +309,32 @@ impl Hosts {
             }
             state.find_at = now + FIND_EVERY;
         }
-        let Ok(mut urls) = finder() else { return };
+        let mut urls = match finder() {
+            Ok(urls) => {
+                self.lock().not_found = None;
+                urls
+            }
+            Err(why) => {
+                let before = self.lock().not_found.replace(why.clone());
+                if before.is_none() {
+                    tracing::warn!(%why, "the registry of sandbox servers does not answer");
+                }
+                return;
+            }
+        };
         urls.truncate(MAX_HOSTS);
         let place = |url: &str| url.trim_end_matches('/').to_owned();
         let mut urls: Vec<String> = urls.iter().map(|url| place(url)).collect();
         {
             let mut state = self.lock();
             let State { choice, hosts, .. } = &mut *state;
-            for (at, host) in hosts.iter().enumerate() {
-                let is_there = urls.iter().any(|url| url == host.api.url());
+            for (at, host) in hosts.iter_mut().enumerate() {
+                if urls.iter().any(|url| url == host.api.url()) {
+                    host.listed_at = now;
+                }
                 if host.found {
-                    choice.set_member(at, is_there, now);
+                    let listed = now.saturating_sub(host.listed_at) < UNLISTED;
+                    choice.set_member(at, listed, now);
                 }
                 urls.retain(|url| url != host.api.url());
             }
@@ -345,6 +377,10 @@ fn suspect(state: &mut State, now: Duration) {
         if failures != host.failures {
             host.failures = failures;
             state.choice.suspect(at, now);
+            tracing::warn!(
+                url = host.api.url(),
+                "a request to a sandbox server broke: it is asked at once"
+            );
         }
     }
 }

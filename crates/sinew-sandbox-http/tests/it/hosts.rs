@@ -212,6 +212,37 @@ async fn hosts_of_a_registry_come_and_go() {
     drop((held, more));
 }
 
+/// An owner that was killed knows no roles after its start, and hosts that answer keep their sandboxes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registry_that_forgot_its_hosts_or_is_away_takes_none_from_a_run() {
+    let host = Host::new(2, None).await;
+    let listed = Arc::new(Mutex::new(Ok(vec![host.url()])));
+    let asked = Arc::new(Mutex::new(0));
+    let (own, count) = (Arc::clone(&listed), Arc::clone(&asked));
+    let finder: Finder = Arc::new(move || {
+        *count.lock().unwrap() += 1;
+        own.lock().unwrap().clone()
+    });
+    let remote = RemoteProvider::connect(config(Vec::new(), Some(finder))).unwrap();
+    for answer in [Ok(Vec::new()), Err("nobody is there".to_owned())] {
+        let is_away = answer.is_err();
+        *listed.lock().unwrap() = answer;
+        let before = *asked.lock().unwrap();
+        while *asked.lock().unwrap() == before {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(some(&remote, 1).await.len(), 1);
+        if is_away {
+            // The answer is noted after it was given.
+            while remote.degradations().is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            let named = remote.degradations().join(" ");
+            assert!(named.contains("sandbox.owner: nobody is there"), "{named}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_host_that_is_away_is_left_out_and_a_wrong_one_is_refused() {
     let (first, second) = (Host::new(2, None).await, Host::new(2, None).await);

@@ -202,3 +202,52 @@ fn volumes_are_seen_and_lead_nowhere() {
         assert!(errors.contains(said), "{errors}");
     }
 }
+
+/// An environment in Python, and a reward whose program runs in a sandbox.
+#[cfg(feature = "egress")]
+const WORLD: &str = "
+from sinew import Env, Step
+
+
+class World(Env):
+    def start(self, task):
+        pass
+
+    def step(self, text):
+        return Step(\"end\", done=True)
+
+    def reward(self, task):
+        return 0.5
+
+    tasks = [{\"prompt\": str(n), \"check\": \"pass\"} for n in range(20)]
+";
+
+/// A Python environment runs on this host, and the programs of rewards on the server.
+#[cfg(feature = "egress")]
+#[test]
+fn a_python_environment_stays_here_while_rewards_run_on_a_server() {
+    let api = Api::start(&["--max-sandboxes", "4"]);
+    let dir = tempfile::tempdir().unwrap();
+    let module = dir.path().join("world.py");
+    std::fs::write(&module, WORLD).unwrap();
+    let text = format!(
+        "name = \"here\"\nreward = \"program(check)\"\nalgorithm = {{ type = \"grpo\" }}\n\
+         model = {{ type = \"scratch\", d_model = 32, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }}\n\
+         env = {{ type = \"python\", module = \"{}:World\" }}\neval = {{ tasks = 1 }}\n\
+         train = {{ steps = 1, learning_rate = 1e-3, micro_batch_tokens = 1024 }}\n\
+         sandbox = {{ server = \"http://{}\" }}\n[rollout]\ntasks_per_step = 2\ngroup_size = 2\nmax_turns = 1\n\
+         max_turn_tokens = 4\nmax_context_tokens = 256\n",
+        module.display(),
+        api.address
+    );
+    let recipe = dir.path().join("r.toml");
+    std::fs::write(&recipe, text).unwrap();
+    let run = dir.path().join("run");
+    let mut train = sinew();
+    train.arg("train").arg(&recipe).arg("--run-dir").arg(&run);
+    run_ok(train.env("SINEW_SANDBOX_TOKEN", &api.token));
+    let step = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let step: Value = serde_json::from_str(step.lines().next().unwrap()).unwrap();
+    assert_eq!(step["samples"]["unscored"]["count"], 0, "{step}");
+    assert_eq!(step["rollout"]["reward"], 1.0, "{step}");
+}

@@ -10,16 +10,16 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A run that listens for workers. It is killed when the test is over.
-struct Owner {
+pub(crate) struct Owner {
     child: Child,
-    url: String,
+    pub(crate) url: String,
     run: PathBuf,
     lines: Option<JoinHandle<Vec<Value>>>,
 }
@@ -35,7 +35,17 @@ impl Drop for Owner {
 impl Owner {
     /// Starts a run at an address, and waits until workers may come.
     fn start(recipe: &Path, run: &Path, at: &str, more: &[&str]) -> Self {
-        let mut command = sinew();
+        Self::start_as(sinew(), recipe, run, at, more)
+    }
+
+    /// The same with a command that runs the program somewhere.
+    pub(crate) fn start_as(
+        mut command: Command,
+        recipe: &Path,
+        run: &Path,
+        at: &str,
+        more: &[&str],
+    ) -> Self {
         command
             .arg("train")
             .arg(recipe)
@@ -66,12 +76,21 @@ impl Owner {
 
     /// A worker of this run that has joined, or has done more.
     fn worker(&self, more: &[&str], wanted: impl Fn(&Value) -> bool) -> Running {
-        let mut command = sinew();
+        self.worker_as(sinew(), &self.run.with_extension("weights"), more, wanted)
+    }
+
+    /// The same with a command that runs the program somewhere, and a folder for weights there.
+    pub(crate) fn worker_as(
+        &self,
+        mut command: Command,
+        weights: &Path,
+        more: &[&str],
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Running {
         command.args(["worker", "--json", "--slots", "8", "--owner", &self.url]);
         command
             .arg("--token-file")
             .arg(self.run.join("control-token"));
-        let weights = self.run.with_extension("weights");
         command.arg("--weights-dir").arg(weights).args(more);
         until(&mut command, wanted).0
     }
@@ -98,7 +117,7 @@ impl Owner {
     }
 
     /// The last line of a run that ends well.
-    fn end(mut self) -> Value {
+    pub(crate) fn end(mut self) -> Value {
         let lines = self.lines.take().unwrap().join().unwrap();
         assert!(self.child.wait().unwrap().success(), "{lines:?}");
         lines.last().unwrap().clone()
@@ -109,12 +128,12 @@ fn joined(line: &Value) -> bool {
     line["worker"].is_object()
 }
 
-fn finished(line: &Value) -> bool {
+pub(crate) fn finished(line: &Value) -> bool {
     line["episodes"]["finished"].as_u64().is_some_and(|n| n > 0)
 }
 
 /// Both runs have the same weights and optimizer, to the bit, and the same results.
-fn same_end(what: &str, a: (&Path, &Value), b: (&Path, &Value)) {
+pub(crate) fn same_end(what: &str, a: (&Path, &Value), b: (&Path, &Value)) {
     let ((files, _), (others, _)) = (end(a.0, a.1), end(b.0, b.1));
     assert!(files.len() > 1, "{what}: weights and optimizer");
     for (a, b) in files.iter().zip(&others) {
