@@ -142,6 +142,7 @@ mod tests {
             last_seen_ms: 0,
             cause: None,
             quarantined: false,
+            waits: None,
         }
     }
 

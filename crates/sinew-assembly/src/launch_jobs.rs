@@ -38,7 +38,7 @@ fn end_all(launcher: &dyn Launcher) -> Result<Vec<EndedJob>, Failure> {
     for job in jobs {
         launcher.stop(&job.name)?;
         ended.push(EndedJob {
-            waited: job.state == Launched::Waiting,
+            waited: matches!(job.state, Launched::Waiting(_)),
             name: job.name,
         });
     }
@@ -109,7 +109,7 @@ mod tests {
             jobs: vec![
                 job("demo-1-rollout-0-0", Launched::Running),
                 job("demo-1-owner-0-0", Launched::Ended("lost".into())),
-                job("demo-1-owner-0-1", Launched::Waiting),
+                job("demo-1-owner-0-1", Launched::Waiting("resources".into())),
             ],
             ..Engine::default()
         };
@@ -124,7 +124,10 @@ mod tests {
     #[test]
     fn a_refusal_of_the_engine_is_reported() {
         let engine = Engine {
-            jobs: vec![job("demo-1-owner-0-1", Launched::Waiting)],
+            jobs: vec![job(
+                "demo-1-owner-0-1",
+                Launched::Waiting("resources".into()),
+            )],
             refuses: Some("demo-1-owner-0-1"),
             ..Engine::default()
         };
