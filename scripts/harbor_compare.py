@@ -34,14 +34,22 @@ TASK_S = 900
 CLOSE = 1e-9
 
 
+def modern(name):
+    """Whether a program is a Python that Harbor runs with. A name in PATH may be a shim without a program behind it."""
+    try:
+        code = "import sys, venv; sys.exit(sys.version_info < (3, 12))"
+        return subprocess.run([name, "-c", code], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
 def setup():
     """Makes the environment with Harbor."""
-    for name in ("python3.14", "python3.13", "python3.12"):
-        if shutil.which(name):
-            break
-    else:
-        raise SystemExit("--setup: Harbor needs Python 3.12 or newer\n  hint: apt-get install python3.12-venv, or uv python install 3.12")
-    subprocess.run([name, "-m", "venv", VENV], check=True)
+    found = [name for name in (sys.executable, "python3.14", "python3.13", "python3.12") if name and modern(name)]
+    if not found:
+        raise SystemExit("--setup: Harbor needs Python 3.12 or newer\n  hint: apt-get install python3.12-venv, uv python install "
+                         "3.12, or run this script with such a Python")
+    subprocess.run([found[0], "-m", "venv", "--clear", VENV], check=True)
     subprocess.run([VENV / "bin/pip", "install", "--quiet", *PACKAGES], check=True)
     print(f"{VENV / 'bin/harbor'} is ready")
 
