@@ -7,7 +7,9 @@ use crate::manifest::{
     AgentKeys, Artifact, EnvironmentKeys, HealthCheck, Manifest, MinReward, NetworkPolicy,
     StepKeys, VerifierKeys,
 };
+use crate::trajectory::{self, TRAJECTORY_FILE};
 use sinew_env::ImageSource;
+use sinew_types::Message;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -97,6 +99,8 @@ pub struct TaskFolder {
     pub upload: Option<PathBuf>,
     /// Variables and working folder of the compose file.
     pub service: Service,
+    /// Conversation before the first instruction.
+    pub prior: Vec<Message>,
     /// Instructions in order, at least one.
     pub steps: Vec<Step>,
     /// Reason why no place can run it.
@@ -121,13 +125,16 @@ impl TaskFolder {
         if steps.is_empty() {
             steps.push(files.step(path, &manifest, None)?);
         }
-        let skip = compose.or_else(|| unsupported(path, &manifest, &steps));
+        let prior = files.prior(path, &steps[0])?;
+        let skip = compose.or_else(|| unsupported(&manifest, &steps));
+        let skip = skip.or(prior.as_ref().err().cloned());
         Ok(Self {
             path: path.into(),
             manifest,
             base,
             upload,
             service,
+            prior: prior.unwrap_or_default(),
             steps,
             skip,
         })
@@ -243,6 +250,22 @@ impl Files<'_> {
         Ok((base, upload.then_some(folder), service, skip))
     }
 
+    /// The conversation before the first instruction, beside which its file lies.
+    fn prior(
+        &self,
+        path: &Path,
+        first: &Step,
+    ) -> Result<Result<Vec<Message>, SkipReason>, HarborError> {
+        let file = match &first.name {
+            Some(name) => path.join("steps").join(name).join(TRAJECTORY_FILE),
+            None => path.join(TRAJECTORY_FILE),
+        };
+        if !file.is_file() {
+            return Ok(Ok(Vec::new()));
+        }
+        trajectory::parse(&file, &self.text(&file)?)
+    }
+
     /// A step, or the whole task.
     fn step(
         &self,
@@ -349,7 +372,7 @@ fn separate_verifier(
 }
 
 /// The first part of a task that no place supports.
-fn unsupported(path: &Path, manifest: &Manifest, steps: &[Step]) -> Option<SkipReason> {
+fn unsupported(manifest: &Manifest, steps: &[Step]) -> Option<SkipReason> {
     let environment = &manifest.environment;
     let verifiers = steps.iter().map(|s| &s.verifier);
     let others = verifiers.filter_map(|v| v.separate.as_ref());
@@ -370,16 +393,11 @@ fn unsupported(path: &Path, manifest: &Manifest, steps: &[Step]) -> Option<SkipR
     if environment.mcp_servers {
         return Some(SkipReason::McpServers);
     }
-    if path.join("trajectory.json").exists() {
-        return Some(SkipReason::Trajectory);
-    }
-    steps
-        .iter()
-        .find_map(|step| of_step(path, environment, step))
+    steps.iter().find_map(|step| of_step(environment, step))
 }
 
 /// The first part of a step that no place supports.
-fn of_step(path: &Path, environment: &EnvironmentKeys, step: &Step) -> Option<SkipReason> {
+fn of_step(environment: &EnvironmentKeys, step: &Step) -> Option<SkipReason> {
     let other = |key, service: &Option<String>| {
         let service = service.clone()?;
         Some(SkipReason::OtherService { key, service })
@@ -396,10 +414,6 @@ fn of_step(path: &Path, environment: &EnvironmentKeys, step: &Step) -> Option<Sk
     };
     if let Some(reason) = collect.or_else(artifact) {
         return Some(reason);
-    }
-    let trajectory = step.name.as_ref().map(|name| path.join("steps").join(name));
-    if trajectory.is_some_and(|folder| folder.join("trajectory.json").exists()) {
-        return Some(SkipReason::Trajectory);
     }
     let verifier = &step.verifier;
     let script = |folder: &PathBuf| folder.join(TEST_SCRIPT).is_file();

@@ -291,9 +291,20 @@ impl Place {
         }
         let word = quoted(path);
         let list = format!(
-            "[ -e {word} ] || exit 0\necho .\ncd -- {word} && find . -type f | head -n {MAX_TAKEN}"
+            "[ -e {word} ] || exit 0\nif [ -f {word} ]; then echo file; exit 0; fi\necho .\ncd -- {word} && \
+             find . -type f | head -n {MAX_TAKEN}"
         );
         let listed = self.script(list).await?;
+        if listed == b"file\n" {
+            let bytes = self.read(path, max_bytes).await?;
+            let name = Path::new(path).file_name().unwrap_or_default();
+            let entry = |bytes| Entry {
+                path: name.into(),
+                mode: 0o644,
+                kind: EntryKind::File(bytes),
+            };
+            return Ok(bytes.map(|bytes| vec![entry(bytes)]));
+        }
         let listed = String::from_utf8_lossy(&listed).into_owned();
         let mut names = listed.lines();
         if names.next().is_none() {

@@ -37,6 +37,8 @@ pub(crate) struct World {
     pub(crate) timeout_factor: f64,
     /// Bytes of artifacts that are kept of an episode.
     pub(crate) artifacts_bytes: u64,
+    /// They are kept on the host, and so are the files that a task names.
+    pub(crate) keep_artifacts: bool,
 }
 
 impl World {

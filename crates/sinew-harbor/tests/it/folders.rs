@@ -27,6 +27,7 @@ fn place(containers: bool) -> PlaceFacts {
         containers,
         network: false,
         host_lists: containers,
+        program: false,
         passed: PassedEnv::default(),
     }
 }
@@ -140,6 +141,70 @@ fn tasks_that_cannot_run_are_counted_with_their_reason() {
     assert!(
         notes.contains("1 tasks are left out, such as gpu"),
         "{notes}"
+    );
+}
+
+#[test]
+fn an_agent_program_plays_tasks_with_a_container_and_without_a_conversation() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    for name in ["bare", "image", "prior", "plain"] {
+        task(&root.join(name), "");
+    }
+    for name in ["image", "prior", "plain"] {
+        let line = if name == "plain" { "" } else { "RUN true\n" };
+        let dockerfile = root.join(name).join("environment/Dockerfile");
+        file(&dockerfile, &format!("FROM a\n{line}"));
+    }
+    let said = r#"{"schema_version": "ATIF-v1.8", "steps": [{"step_id": 1, "source": "user", "message": "Hi."}]}"#;
+    file(&root.join("prior/trajectory.json"), said);
+    let open = |program| {
+        let place = PlaceFacts {
+            program,
+            ..place(true)
+        };
+        HarborTasks::open(&TasksConfig::measured(root), &place).unwrap()
+    };
+    assert_eq!(open(false).len(Split::HeldOut), 4);
+    let tasks = open(true);
+    let skipped = tasks.skipped().iter();
+    let skipped: Vec<_> = skipped
+        .map(|s| (s.name.as_str(), s.reason.name()))
+        .collect();
+    assert_eq!(skipped, [("bare", "no_container"), ("prior", "trajectory")]);
+    let why = tasks.skipped()[0].reason.to_string();
+    assert!(why.contains("environment/Dockerfile"), "{why}");
+}
+
+#[test]
+fn a_conversation_is_read_beside_the_first_instruction() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |text: &str| {
+        format!(
+            "{{\"schema_version\": \"ATIF-v1.4\", \"steps\": [{{\"step_id\": 1, \"source\": \"agent\", \
+             \"message\": {text:?}}}]}}"
+        )
+    };
+    let one = dir.path().join("one");
+    task(&one, "");
+    file(&one.join("trajectory.json"), &said("I did it."));
+    let read = TaskFolder::read(&one).unwrap();
+    assert_eq!((read.prior.len(), read.skip), (1, None));
+    let two = dir.path().join("two");
+    task(&two, "[[steps]]\nname = \"a\"\n[[steps]]\nname = \"b\"\n");
+    for step in ["a", "b"] {
+        let folder = two.join("steps").join(step);
+        file(&folder.join("instruction.md"), "Do it.\n");
+        file(&folder.join("trajectory.json"), &said(step));
+    }
+    let read = TaskFolder::read(&two).unwrap();
+    assert_eq!(read.prior.len(), 1);
+    assert_eq!(read.prior[0].content, "a");
+    file(&one.join("trajectory.json"), "[]");
+    let e = TaskFolder::read(&one).unwrap_err().to_string();
+    assert!(
+        e.contains("trajectory.json") && e.contains("ATIF-v1."),
+        "{e}"
     );
 }
 
