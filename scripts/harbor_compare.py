@@ -160,7 +160,7 @@ def compared(names, agents, harbor, sinew):
                 "task": name, "agent": agent, "harbor": other["rewards"], "sinew": value,
                 "equal": equal(value, other["rewards"]),
                 "harbor_error": other["error"],
-                "sinew_error": mine.get("skipped") or mine.get("error") or (None if mine else "no result"),
+                "sinew_error": mine.get("skipped") or mine.get("why") or (None if mine else "no result"),
             })
     return rows
 

@@ -65,6 +65,8 @@ pub(crate) struct Place {
     pub(crate) layout: Layout,
     /// It has a writable root.
     pub(crate) rooted: bool,
+    /// User of the image; `None`: root.
+    pub(crate) user: Option<String>,
 }
 
 /// A word for a shell.
@@ -81,8 +83,12 @@ fn on_host(path: &Path, e: &std::io::Error) -> SandboxError {
 }
 
 impl Place {
-    /// A machine.
-    pub(crate) fn machine(sandbox: Box<dyn Sandbox>, workdir: String) -> Self {
+    /// A machine whose image names this user.
+    pub(crate) fn machine(
+        sandbox: Box<dyn Sandbox>,
+        workdir: String,
+        user: Option<String>,
+    ) -> Self {
         Self {
             sandbox,
             layout: Layout {
@@ -92,6 +98,7 @@ impl Place {
                 logs: "/logs".into(),
             },
             rooted: true,
+            user,
         }
     }
 
@@ -123,6 +130,7 @@ impl Place {
             },
             sandbox,
             rooted: false,
+            user: None,
         })
     }
 

@@ -8,7 +8,7 @@ use crate::template::PassedEnv;
 use sinew_env::{EnvError, ImageSource, MachineNetwork, MachineSpec, Machines, Sandboxes};
 use sinew_sandbox::{Ending, Entry, EntryKind, ExecResult, SandboxError, SandboxSpec};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -140,8 +140,10 @@ pub(crate) async fn machine(
         "" => "/".to_owned(),
         folder => folder.to_owned(),
     };
+    let image_user = (!image.user.is_empty()).then(|| image.user.clone());
+    let root = image.root.clone();
     let owner = wanted.user.map(str::to_owned);
-    let owner = owner.or_else(|| (!image.user.is_empty()).then(|| image.user.clone()));
+    let owner = owner.or_else(|| image_user.clone());
     let workdir = wanted.workdir.clone().unwrap_or(of_image);
     let spec = MachineSpec {
         image,
@@ -159,13 +161,35 @@ pub(crate) async fn machine(
         },
     };
     let sandbox = machines.start(&spec).await.map_err(broken)?;
-    let mut place = Place::machine(sandbox, workdir);
+    let mut place = Place::machine(sandbox, workdir.clone(), image_user);
+    // Builders name a working folder, and leave it to the start of a container to make it.
+    if is_missing(&root, &workdir) {
+        let made = place.put_entries(&[], &workdir, false).await;
+        made.map_err(broken)?;
+    }
     for name in ["agent", "artifacts", "verifier"] {
         let path = format!("{}/{name}", place.layout.logs);
         let owner = owner.as_deref();
         place.empty(&path, owner).await.map_err(broken)?;
     }
     Ok(place)
+}
+
+/// Whether an image has no such path. Links are not followed: a path with one counts as there.
+fn is_missing(root: &Path, path: &str) -> bool {
+    let mut at = root.to_path_buf();
+    for part in Path::new(path).components() {
+        let Component::Normal(name) = part else {
+            continue;
+        };
+        at.push(name);
+        match at.symlink_metadata() {
+            Ok(meta) if meta.is_symlink() => return false,
+            Ok(_) => {}
+            Err(e) => return e.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+    false
 }
 
 /// A sandbox of the recipe's level.
@@ -348,4 +372,25 @@ pub(crate) async fn solve(
     let done = place.run(command).await.map_err(broken)?;
     place.remove(&to).await.map_err(broken)?;
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_working_folder_is_made_only_where_no_link_leads() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("run/app")).unwrap();
+        std::os::unix::fs::symlink("run", dir.path().join("var")).unwrap();
+        for (path, missing) in [
+            ("/", false),
+            ("/run/app", false),
+            ("/run/other", true),
+            ("/app/below", true),
+            ("/var/other", false),
+        ] {
+            assert_eq!(is_missing(dir.path(), path), missing, "{path}");
+        }
+    }
 }

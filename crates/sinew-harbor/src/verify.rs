@@ -161,8 +161,9 @@ async fn run(world: &World, step: &Step, place: &mut Place, put: bool) -> Result
         format!("{}/verifier", place.layout.logs),
     );
     let keys = &step.verifier.keys;
-    let user = keys.user.as_deref();
-    place.empty(&logs, user).await.map_err(broken)?;
+    // As in the format, the user of the image runs the tests where the task names none.
+    let user = keys.user.clone().or_else(|| place.user.clone());
+    place.empty(&logs, user.as_deref()).await.map_err(broken)?;
     let mut argv = vec!["/bin/sh".to_owned()];
     if put {
         place.empty(&tests, None).await.map_err(broken)?;
@@ -191,7 +192,7 @@ async fn run(world: &World, step: &Step, place: &mut Place, put: bool) -> Result
     let command = Command {
         argv: wrapped.into_iter().chain(argv).collect(),
         env,
-        user: Some(keys.user.clone().unwrap_or_else(|| "root".into())),
+        user: Some(user.unwrap_or_else(|| "root".into())),
         deadline,
     };
     let done = place.run(command).await.map_err(broken)?;

@@ -307,6 +307,20 @@ async fn a_separate_verifier_gets_artifacts_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn the_user_of_the_image_runs_the_tests_where_the_task_names_none() {
+    for (keys, user) in [("", "dev"), ("[verifier]\nuser = \"judge\"\n", "judge")] {
+        let dir = tempfile::tempdir().unwrap();
+        with_image(dir.path(), keys);
+        let world = World::new(rewards("1"));
+        *world.user.lock().unwrap() = "dev".into();
+        assert!(outcome(&world, dir.path()).await.success);
+        let runs = world.runs.lock().unwrap();
+        let tests = runs.iter().find(|run| run.is_verifier()).unwrap();
+        assert_eq!(tests.user.as_deref(), Some(user));
+    }
+}
+
+#[tokio::test]
 async fn artifacts_leave_files_out_and_are_kept_at_their_destination() {
     let dir = tempfile::tempdir().unwrap();
     let keys = "[[artifacts]]\nsource = \"/data\"\ndestination = \"result\"\nexclude = [\"*.tmp\", \"cache\"]\n\
