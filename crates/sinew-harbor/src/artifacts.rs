@@ -6,7 +6,7 @@
 use crate::folder::Step;
 use crate::manifest::Artifact;
 use crate::place::{Layout, Place};
-use crate::stages::{World, broken};
+use crate::stages::{World, broken, bytes_below};
 use sinew_env::EnvError;
 use sinew_sandbox::{Entry, EntryKind};
 use std::path::{Component, Path, PathBuf};
@@ -122,7 +122,7 @@ pub(crate) async fn gather(
             let stays = |entry: &Entry| !is_excluded(&entry.path, &wanted.exclude);
             copied.entries.retain(stays);
         }
-        let bytes = size(&copied.entries);
+        let bytes = bytes_below(&copied.entries);
         if bytes > left {
             let why = format!("artifacts: {}: {bytes} bytes, {left} are left", copied.path);
             all.missing.get_or_insert(why);
@@ -134,15 +134,6 @@ pub(crate) async fn gather(
         }
     }
     Ok(all)
-}
-
-/// Bytes of files.
-fn size(entries: &[Entry]) -> u64 {
-    let one = |entry: &Entry| match &entry.kind {
-        EntryKind::File(bytes) => bytes.len() as u64,
-        _ => 0,
-    };
-    entries.iter().map(one).sum()
 }
 
 /// The folder of the format first, if the task does not name it, then what the task names, each once.

@@ -22,6 +22,9 @@ pub(crate) const TEST_SCRIPT: &str = "test.sh";
 /// Script of a solution, in `solution`.
 pub(crate) const SOLVE_SCRIPT: &str = "solve.sh";
 
+/// File with patterns of files that a build leaves out.
+const IGNORE_FILE: &str = ".dockerignore";
+
 /// Maximum bytes of a file of keys, an instruction or a Dockerfile.
 const MAX_TEXT_BYTES: u64 = 1 << 20;
 
@@ -232,6 +235,9 @@ impl Files<'_> {
             ),
             None if dockerfile.is_file() && compose.is_file() => {
                 Base::Image(build(), "docker-compose.yaml".into())
+            }
+            None if context.join(IGNORE_FILE).is_file() && dockerfile.is_file() => {
+                Base::Image(build(), IGNORE_FILE.into())
             }
             None if dockerfile.is_file() => match PlainImage::parse(&self.text(&dockerfile)?) {
                 Ok(plain) => Base::Plain(plain, build()),

@@ -6,7 +6,7 @@ use crate::manifest::{EnvironmentKeys, HealthCheck, NetworkPolicy};
 use crate::place::{Command, Place};
 use crate::template::PassedEnv;
 use sinew_env::{EnvError, ImageSource, MachineNetwork, MachineSpec, Machines, Sandboxes};
-use sinew_sandbox::{Ending, Entry, EntryKind, ExecResult, SandboxError, SandboxSpec};
+use sinew_sandbox::{Ending, Entry, EntryKind, ExecResult, SandboxError, SandboxSpec, folder};
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 use std::time::Duration;
@@ -26,6 +26,9 @@ const AGENT_S: f64 = 86_400.0;
 
 /// Maximum bytes of one file that a plain Dockerfile copies.
 const MAX_COPY_BYTES: u64 = 64 << 20;
+
+/// Maximum bytes that are copied to a base image in place of a build: they count as memory of each machine.
+const MAX_SHARED_BYTES: u64 = 8 << 20;
 
 /// Parts that all episodes of a factory share.
 pub(crate) struct World {
@@ -81,15 +84,29 @@ pub(crate) async fn start(world: &World, task: &TaskFolder) -> Result<Place, Env
     let machines = world.sandboxes.machines.as_deref();
     let mut place = match (&task.base, machines) {
         (Base::Plain(_, source) | Base::Image(source, _), Some(machines)) => {
-            let wanted = Wanted {
+            let user = task.steps.first().and_then(|s| s.agent.user.as_deref());
+            let own = Wanted {
                 source,
                 keys,
                 workdir: keys.workdir.clone().or(task.service.workdir.clone()),
                 env,
                 network: task.network(),
-                user: task.steps.first().and_then(|s| s.agent.user.as_deref()),
+                user,
             };
-            machine(machines, wanted).await?
+            match shared(task) {
+                None => machine(machines, own).await?,
+                Some((image, base)) => {
+                    let wanted = Wanted {
+                        source: &base,
+                        workdir: image.workdir.clone(),
+                        env: [image.env.clone(), own.env].concat(),
+                        ..own
+                    };
+                    let mut place = machine(machines, wanted).await?;
+                    copy(&mut place, &task.path, image, source).await?;
+                    place
+                }
+            }
         }
         (Base::Image(_, what), None) => {
             return Err(failed(format!(
@@ -111,6 +128,39 @@ pub(crate) async fn start(world: &World, task: &TaskFolder) -> Result<Place, Env
         healthy(&mut place, check).await?;
     }
     Ok(place)
+}
+
+/// The image that a plain task shares with others, so that its own is neither built nor kept: the base, to
+/// which its files are copied. `None`: the base is not known, or the files are large.
+fn shared(task: &TaskFolder) -> Option<(&PlainImage, ImageSource)> {
+    let Base::Plain(image, ImageSource::Build { context, .. }) = &task.base else {
+        return None;
+    };
+    let base = ImageSource::Named(image.base.clone()?);
+    let workdir = image.workdir.as_ref()?;
+    let named = task.manifest.environment.workdir.as_ref();
+    if named.is_some_and(|folder| folder != workdir) {
+        return None;
+    }
+    let mut left = MAX_SHARED_BYTES;
+    for copied in &image.copies {
+        let path = context.join(&copied.from);
+        let bytes = match path.metadata() {
+            Ok(meta) if meta.is_file() => meta.len(),
+            _ => bytes_below(&folder::read_folder(&path, left).ok()?),
+        };
+        left = left.checked_sub(bytes)?;
+    }
+    Some((image, base))
+}
+
+/// Bytes of files.
+pub(crate) fn bytes_below(entries: &[Entry]) -> u64 {
+    let one = |entry: &Entry| match &entry.kind {
+        EntryKind::File(bytes) => bytes.len() as u64,
+        _ => 0,
+    };
+    entries.iter().map(one).sum()
 }
 
 /// A machine to start.

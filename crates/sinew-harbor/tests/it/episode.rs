@@ -307,6 +307,40 @@ async fn a_separate_verifier_gets_artifacts_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn plain_tasks_share_the_machine_image_of_their_base() {
+    let dir = tempfile::tempdir().unwrap();
+    let environment = dir.path().join("environment");
+    let text = "FROM base:1\nENV A=1\nWORKDIR /srv\nCOPY files/ sub/\n";
+    file(&environment.join("files/in.txt"), "in");
+    file(&environment.join("Dockerfile"), text);
+    let built = ImageSource::Build {
+        context: environment.clone(),
+        dockerfile: "Dockerfile".into(),
+    };
+    for (keys, source) in [
+        ("", ImageSource::Named("base:1".into())),
+        ("[environment]\nworkdir = \"/other\"\n", built.clone()),
+    ] {
+        task(dir.path(), keys);
+        let world = World::new(rewards("1"));
+        assert!(outcome(&world, dir.path()).await.success);
+        assert_eq!(*world.sources.lock().unwrap(), [source.clone()]);
+        let shared = source != built;
+        let put = world.file(0, "/srv/sub/in.txt");
+        assert_eq!(put.as_deref(), shared.then_some("in"));
+        let specs = world.specs.lock().unwrap();
+        let variable = ("A".to_owned(), "1".to_owned());
+        assert_eq!(specs[0].env.contains(&variable), shared);
+        assert_eq!(specs[0].workdir.as_deref() == Some("/srv"), shared);
+    }
+    task(dir.path(), "");
+    file(&environment.join(".dockerignore"), "files/secret\n");
+    let world = World::new(rewards("1"));
+    assert!(outcome(&world, dir.path()).await.success);
+    assert_eq!(*world.sources.lock().unwrap(), [built]);
+}
+
+#[tokio::test]
 async fn the_user_of_the_image_runs_the_tests_where_the_task_names_none() {
     for (keys, user) in [("", "dev"), ("[verifier]\nuser = \"judge\"\n", "judge")] {
         let dir = tempfile::tempdir().unwrap();
