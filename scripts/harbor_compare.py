@@ -134,11 +134,12 @@ def by_sinew(args, folder):
     return {pathlib.PurePosixPath(str(row["task"])).name: row for row in rows}
 
 
-def as_rewards(value):
-    """A reward as the table that Harbor has; `None` if there is none."""
-    if value is None or isinstance(value, dict):
-        return value
-    return {"reward": float(value)}
+def as_rewards(row, key):
+    """The rewards of a row of Sinew as the table that Harbor has; `None` if there are none."""
+    value = row.get(key)
+    if value is None:
+        return None
+    return {"reward": float(value), **row.get(f"{key}_parts", {})}
 
 
 def equal(ours, theirs):
@@ -155,7 +156,7 @@ def compared(names, agents, harbor, sinew):
         mine = sinew.get(name, {})
         for agent in agents:
             other = harbor[agent].get(name, {"rewards": None, "error": "no result"})
-            value = as_rewards(mine.get(AGENTS[agent]))
+            value = as_rewards(mine, AGENTS[agent])
             rows.append({
                 "task": name, "agent": agent, "harbor": other["rewards"], "sinew": value,
                 "equal": equal(value, other["rewards"]),
