@@ -389,17 +389,36 @@ fn unsupported(manifest: &Manifest, steps: &[Step]) -> Option<SkipReason> {
         if let Some(key) = keys.accelerator {
             return Some(SkipReason::Accelerator { key });
         }
-        if let NetworkPolicy::Hosts(hosts) = &keys.network
-            && let Some(host) = hosts.iter().find(|host| host.contains(['/', ':']))
-        {
-            let host = host.clone();
-            return Some(SkipReason::HostRange { host });
+        if let Some(reason) = host_range(&keys.network) {
+            return Some(reason);
         }
+    }
+    let of_steps = steps
+        .iter()
+        .flat_map(|s| [&s.agent.network, &s.verifier.keys.network]);
+    if let Some(reason) = of_steps.flatten().find_map(host_range) {
+        return Some(reason);
+    }
+    let mut networks = steps
+        .iter()
+        .map(|s| s.agent.network.as_ref().unwrap_or(&environment.network));
+    let first = networks.next();
+    if networks.any(|network| Some(network) != first) {
+        return Some(SkipReason::StepNetworks);
     }
     if environment.mcp_servers {
         return Some(SkipReason::McpServers);
     }
     steps.iter().find_map(|step| of_step(environment, step))
+}
+
+/// The first entry of a list of hosts that is a range of addresses.
+fn host_range(network: &NetworkPolicy) -> Option<SkipReason> {
+    let NetworkPolicy::Hosts(hosts) = network else {
+        return None;
+    };
+    let host = hosts.iter().find(|host| host.contains(['/', ':']))?;
+    Some(SkipReason::HostRange { host: host.clone() })
 }
 
 /// The first part of a step that no place supports.

@@ -177,6 +177,30 @@ fn an_agent_program_plays_tasks_with_a_container_and_without_a_conversation() {
 }
 
 #[test]
+fn networks_that_one_container_cannot_have_are_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps = |second: &str| {
+        format!(
+            "[[steps]]\nname = \"a\"\n[[steps]]\nname = \"b\"\n[steps.agent]\nnetwork_mode = {second:?}\n"
+        )
+    };
+    let range = "[agent]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"10.0.0.0/8\"]\n";
+    for (name, keys, reason) in [
+        ("same", steps("public").as_str(), None),
+        ("other", steps("no-network").as_str(), Some("step_networks")),
+        ("range", range, Some("host_range")),
+    ] {
+        let folder = dir.path().join(name);
+        task(&folder, keys);
+        for step in ["a", "b"] {
+            file(&folder.join("steps").join(step).join("instruction.md"), "x");
+        }
+        let skip = TaskFolder::read(&folder).unwrap().skip;
+        assert_eq!(skip.as_ref().map(SkipReason::name), reason, "{name}");
+    }
+}
+
+#[test]
 fn a_conversation_is_read_beside_the_first_instruction() {
     let dir = tempfile::tempdir().unwrap();
     let said = |text: &str| {
