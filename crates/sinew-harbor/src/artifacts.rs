@@ -1,7 +1,7 @@
 //! Files that an agent leaves: those that go to a separate verifier, and those that are kept on the host.
 //!
 //! Paths on the host are those of the format: the path in the container without its first slash, or the
-//! `destination` of the task. Where two meet, the first one holds.
+//! `destination` of the task. The first one holds where two meet.
 
 use crate::folder::Step;
 use crate::manifest::Artifact;
@@ -33,7 +33,7 @@ struct Wanted {
 pub(crate) struct Copied {
     /// Absolute path in the place.
     pub(crate) path: String,
-    /// What is below it; a regular file is one entry with its name.
+    /// Entries below it; a regular file is one entry with its name.
     pub(crate) entries: Vec<Entry>,
     kept: Option<PathBuf>,
 }

@@ -256,7 +256,7 @@ impl Files<'_> {
         Ok((base, upload.then_some(folder), service, skip))
     }
 
-    /// The conversation before the first instruction, beside which its file lies.
+    /// The conversation before the first instruction, from the file next to it.
     fn prior(
         &self,
         path: &Path,

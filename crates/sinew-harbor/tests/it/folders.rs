@@ -201,7 +201,7 @@ fn networks_that_one_container_cannot_have_are_a_reason() {
 }
 
 #[test]
-fn a_conversation_is_read_beside_the_first_instruction() {
+fn a_conversation_is_read_next_to_the_first_instruction() {
     let dir = tempfile::tempdir().unwrap();
     let said = |text: &str| {
         format!(
