@@ -34,14 +34,22 @@ TASK_S = 900
 CLOSE = 1e-9
 
 
+def modern(name):
+    """Whether a program is a Python that Harbor runs with. A name in PATH may be a shim without a program behind it."""
+    try:
+        code = "import sys, venv; sys.exit(sys.version_info < (3, 12))"
+        return subprocess.run([name, "-c", code], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
 def setup():
     """Makes the environment with Harbor."""
-    for name in ("python3.14", "python3.13", "python3.12"):
-        if shutil.which(name):
-            break
-    else:
-        raise SystemExit("--setup: Harbor needs Python 3.12 or newer\n  hint: apt-get install python3.12-venv, or uv python install 3.12")
-    subprocess.run([name, "-m", "venv", VENV], check=True)
+    found = [name for name in (sys.executable, "python3.14", "python3.13", "python3.12") if name and modern(name)]
+    if not found:
+        raise SystemExit("--setup: Harbor needs Python 3.12 or newer\n  hint: apt-get install python3.12-venv, uv python install "
+                         "3.12, or run this script with such a Python")
+    subprocess.run([found[0], "-m", "venv", "--clear", VENV], check=True)
     subprocess.run([VENV / "bin/pip", "install", "--quiet", *PACKAGES], check=True)
     print(f"{VENV / 'bin/harbor'} is ready")
 
@@ -64,24 +72,39 @@ def copied(tasks, place):
     return sorted(names)
 
 
-def by_harbor(args, folder, agent, count):
-    """Rewards by Harbor: a table of rewards for each task, or the error of its trial."""
+def by_harbor(args, folder, agent, names):
+    """Rewards by Harbor: a table of rewards for each task, or the error of its trial.
+
+    Tasks without a reward are played once more, one at a time: builds that podman runs at once disturb each other.
+    """
+    found = played(args, folder, agent, len(names), args.at_once)
+    missing = [name for name in names if not found.get(name, {}).get("rewards")]
+    if missing and args.at_once > 1:
+        again = folder.parent / f"{agent}-again"
+        for name in missing:
+            shutil.copytree(folder / name, again / name, symlinks=True)
+        found |= played(args, again, again.name, len(missing), 1, agent)
+    if not found:
+        raise SystemExit(f"harbor left no result in {args.out / 'harbor' / agent}")
+    return found
+
+
+def played(args, folder, job, count, at_once, agent=None):
+    """The results of one job of Harbor, by the names of the tasks. The job has the agent's name, if none is given."""
     out = args.out / "harbor"
-    shutil.rmtree(out / agent, ignore_errors=True)
-    command = [args.harbor, "run", "-p", folder, "-a", agent, "-e", args.engine, "-o", out, "--job-name", agent]
-    command += ["-n", args.at_once, "-y", "-q"]
+    shutil.rmtree(out / job, ignore_errors=True)
+    command = [args.harbor, "run", "-p", folder, "-a", agent or job, "-e", args.engine, "-o", out, "--job-name", job]
+    command += ["-n", at_once, "-y", "-q"]
     path = f"{pathlib.Path(args.harbor).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     env = {**os.environ, "PATH": path, "HARBOR_TELEMETRY": "off"}
-    ran = subprocess.run([str(part) for part in command], env=env, timeout=count * TASK_S, stdout=sys.stderr)
+    subprocess.run([str(part) for part in command], env=env, timeout=count * TASK_S, stdout=sys.stderr)
     found = {}
-    for result in sorted((out / agent).glob("*/result.json")):
+    for result in sorted((out / job).glob("*/result.json")):
         trial = json.loads(result.read_text(encoding="utf-8"))
         name = pathlib.Path(trial["config"]["task"]["path"]).name
         verdict, failed = trial.get("verifier_result") or {}, trial.get("exception_info") or {}
         error = failed.get("exception_message") or failed.get("exception_type")
         found[name] = {"rewards": verdict.get("rewards"), "error": error}
-    if not found:
-        raise SystemExit(f"harbor ended with {ran.returncode} and left no result in {out / agent}")
     return found
 
 
@@ -111,11 +134,12 @@ def by_sinew(args, folder):
     return {pathlib.PurePosixPath(str(row["task"])).name: row for row in rows}
 
 
-def as_rewards(value):
-    """A reward as the table that Harbor has; `None` if there is none."""
-    if value is None or isinstance(value, dict):
-        return value
-    return {"reward": float(value)}
+def as_rewards(row, key):
+    """The rewards of a row of Sinew as the table that Harbor has; `None` if there are none."""
+    value = row.get(key)
+    if value is None:
+        return None
+    return {"reward": float(value), **row.get(f"{key}_parts", {})}
 
 
 def equal(ours, theirs):
@@ -132,12 +156,12 @@ def compared(names, agents, harbor, sinew):
         mine = sinew.get(name, {})
         for agent in agents:
             other = harbor[agent].get(name, {"rewards": None, "error": "no result"})
-            value = as_rewards(mine.get(AGENTS[agent]))
+            value = as_rewards(mine, AGENTS[agent])
             rows.append({
                 "task": name, "agent": agent, "harbor": other["rewards"], "sinew": value,
                 "equal": equal(value, other["rewards"]),
                 "harbor_error": other["error"],
-                "sinew_error": mine.get("skipped") or mine.get("error") or (None if mine else "no result"),
+                "sinew_error": mine.get("skipped") or mine.get("why") or (None if mine else "no result"),
             })
     return rows
 
@@ -206,7 +230,7 @@ def main():
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place) / "tasks"
         names = copied(spread(tasks, args.limit), folder)
-        harbor = {agent: by_harbor(args, folder, agent, len(names)) for agent in args.agents}
+        harbor = {agent: by_harbor(args, folder, agent, names) for agent in args.agents}
         rows = compared(names, args.agents, harbor, by_sinew(args, folder))
     counts = summary(rows, args.agents)
     if args.json:

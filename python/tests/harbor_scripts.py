@@ -16,8 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "benches")]
 
 import gain  # noqa: E402
+import harbor_compare  # noqa: E402
+import harbor_features  # noqa: E402
 
-#: Harbor: rewards of a job, by the agent; one task of the oracle fails.
+#: Harbor: rewards of a job, by the agent; one task of the oracle fails at its first attempt.
 HARBOR = """
 import json, pathlib, sys
 argv = sys.argv[1:]
@@ -27,7 +29,7 @@ for task in sorted(folder.iterdir()):
     place = pathlib.Path(value("-o")) / value("--job-name") / f"{task.name}__x"
     place.mkdir(parents=True)
     trial = {"config": {"task": {"path": str(task)}}, "verifier_result": {"rewards": {"reward": float(agent == "oracle")}}}
-    if agent == "oracle" and task.name.endswith("count-words"):
+    if value("--job-name") == "oracle" and task.name.endswith("count-words"):
         trial["verifier_result"] = None
         trial["exception_info"] = {"exception_type": "Gone", "exception_message": "no image"}
     (place / "result.json").write_text(json.dumps(trial))
@@ -35,7 +37,8 @@ for task in sorted(folder.iterdir()):
 CHECK = """
 import json, pathlib, sys
 folder = pathlib.Path(sys.argv[3])
-rows = [{"task": str(task), "oracle": 1.0, "null": 0.25 if "csv-sum" in task.name else 0.0} for task in sorted(folder.iterdir())]
+row = lambda task: {"task": str(task), "oracle": 1.0, "oracle_parts": {}, "null": 0.25 if "csv-sum" in task.name else 0.0}
+rows = [row(task) for task in sorted(folder.iterdir())]
 print(json.dumps({"tasks": rows}))
 """
 #: Sinew: held-out tasks are solved more often after each stage, and one domain loses in the matrix.
@@ -101,8 +104,24 @@ def rewards_are_compared_task_by_task(place: Path) -> None:
     assert "csv-sum | nop | 0 | 0.25 | NO |" in ran.stdout, ran.stdout
     ran = subprocess.run([*command, "--limit", "1", "--agents", "oracle"], capture_output=True, text=True)
     assert ran.returncode == 0 and "oracle: 1 of 1 equal" in ran.stdout, ran.stdout
+    ran = subprocess.run([*command, "--agents", "oracle", "--at-once", "2"], capture_output=True, text=True)
+    assert ran.returncode == 0 and "oracle: 3 of 3 equal" in ran.stdout, ran.stdout
+    assert harbor_compare.as_rewards({"oracle": 1.0, "oracle_parts": {"style": 0.5}}, "oracle") == {"reward": 1.0, "style": 0.5}
     ran = subprocess.run([*command, "--agents", "fly"], capture_output=True, text=True)
     assert ran.returncode == 2 and "fly: allowed: oracle, nop" in ran.stderr, ran.stderr
+
+
+def parts_of_the_format_have_a_task_each(place: Path) -> None:
+    out = place / "features"
+    count = harbor_features.write_all(out)
+    folders = sorted(path.parent for path in out.rglob("task.toml"))
+    assert len(folders) == count == len({folder.name for folder in folders}), folders
+    for folder in folders:
+        tomllib.loads((folder / "task.toml").read_text())
+        for step in sorted(folder.glob("steps/*")) or [folder]:
+            for script in ("tests/test.sh", "solution/solve.sh"):
+                subprocess.run(["sh", "-n", step / script], check=True)
+            assert (step / "instruction.md").read_text().strip(), step
 
 
 def intervals_are_those_of_textbooks() -> None:
@@ -161,6 +180,7 @@ def gains_and_losses_are_reported(place: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         rewards_are_compared_task_by_task(Path(place))
+        parts_of_the_format_have_a_task_each(Path(place))
         intervals_are_those_of_textbooks()
         recipes_keep_their_meaning()
         gains_and_losses_are_reported(Path(place))

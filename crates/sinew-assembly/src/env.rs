@@ -16,7 +16,9 @@ use sinew_env::{
 };
 use sinew_judge::Bench;
 use sinew_model::{Dataset, resolve_dataset};
-use sinew_recipe::{EnvMember, HeldOut, Level, RewardSection, RunPlan, SandboxPlan, TasksPlan};
+use sinew_recipe::{
+    EnvMember, HeldOut, Level, RewardSection, RunPlan, SandboxPlan, ScoredBy, TasksPlan,
+};
 use sinew_sandbox::{SandboxWait, TimedProvider};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
 use sinew_types::TaskId;
@@ -124,15 +126,17 @@ fn taskset(
     if recipe.harness.live().is_some() {
         return Ok((Arc::new(sinew_env::NoTasks), None, None));
     }
-    let facts = facts(&recipe.sandbox)?;
+    let program = recipe.harness.program();
+    let program = program.is_some_and(|p| p.scored_by == ScoredBy::Environment);
+    let facts = facts(&recipe.sandbox, program)?;
     let tasks = world.env.config().taskset_at(recipe.seed, &facts);
     let tasks = tasks.map_err(|e| Failure::input(format!("env: {e}")))?;
     notes.extend(tasks.notes());
     Ok((tasks, None, None))
 }
 
-/// Facts about the sandboxes of a recipe. A server has no machines.
-pub(crate) fn facts(sandbox: &SandboxPlan) -> Result<SandboxFacts, Failure> {
+/// Facts about the sandboxes of a recipe, and whether an agent program plays in them. A server has no machines.
+pub(crate) fn facts(sandbox: &SandboxPlan, program: bool) -> Result<SandboxFacts, Failure> {
     let level = match sandbox.server {
         None => sandbox.level.name(),
         Some(_) => "server",
@@ -142,6 +146,7 @@ pub(crate) fn facts(sandbox: &SandboxPlan) -> Result<SandboxFacts, Failure> {
         level,
         network: sandbox.egress.is_some(),
         host_lists: cfg!(feature = "egress") && level == "container",
+        program,
     })
 }
 

@@ -13,7 +13,7 @@ use sinew_recipe::{Level, SandboxPlan};
 /// If the folder or a key is wrong.
 pub fn harbor_tasks(keys: &Harbor, sandbox: &SandboxPlan) -> Result<HarborTasks, Failure> {
     keys.check().map_err(Failure::input)?;
-    let place = PlaceFacts::new(&facts(sandbox)?, keys.passed());
+    let place = PlaceFacts::new(&facts(sandbox, false)?, keys.passed());
     HarborTasks::open(&keys.tasks_config(0), &place).map_err(Failure::input)
 }
 

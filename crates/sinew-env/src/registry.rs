@@ -108,6 +108,8 @@ pub struct SandboxFacts {
     pub network: bool,
     /// Whether tasks can have a list of hosts of their own.
     pub host_lists: bool,
+    /// Whether an agent program plays, which works in the place of its task and is scored there.
+    pub program: bool,
 }
 
 /// Column of a task with the name of its image.

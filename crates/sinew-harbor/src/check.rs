@@ -10,6 +10,7 @@ use futures::StreamExt;
 use serde::Serialize;
 use sinew_env::EnvError;
 use sinew_types::Task;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// One episode of a check.
@@ -17,6 +18,9 @@ use std::time::Instant;
 pub struct CheckRun {
     /// Reward; `None`: there is none, for the reason in `why`.
     pub reward: Option<f64>,
+    /// Further rewards by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts: BTreeMap<String, f64>,
     /// The task counts as solved.
     pub success: bool,
     /// Seconds from the start to the score.
@@ -81,6 +85,7 @@ impl HarborFactory {
         let seconds = began.elapsed().as_secs_f64();
         let missing = |why: String| CheckRun {
             reward: None,
+            parts: BTreeMap::new(),
             success: false,
             seconds,
             why: Some(why),
@@ -93,6 +98,7 @@ impl HarborFactory {
                 success: score.is_success(),
                 seconds,
                 why: note.filter(|_| oracle && !score.is_success()),
+                parts: score.parts,
             },
         }
     }

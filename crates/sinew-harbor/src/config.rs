@@ -74,7 +74,8 @@ pub struct Harbor {
     /// Variables of this process that `${NAME}` in the tasks' `env` tables may name; no others are passed.
     #[serde(default)]
     pub pass_env: Vec<String>,
-    /// Folder of this host in which `/logs/artifacts` of each episode is kept. Empty: it is not kept.
+    /// Folder of this host in which `/logs/artifacts` of each episode is kept, and the `artifacts` that its
+    /// task names. Empty: they are not kept.
     #[serde(default)]
     pub artifacts: String,
     /// Bytes of an episode's artifacts, in MiB; those of a separate verifier are among them.
@@ -157,6 +158,7 @@ impl Harbor {
             passed: self.passed(),
             timeout_factor: self.timeout_factor,
             artifacts_bytes: self.artifacts_mb << 20,
+            keep_artifacts: !self.artifacts.is_empty(),
         };
         HarborFactory {
             world: Arc::new(world),
@@ -206,6 +208,7 @@ impl EnvConfig for Harbor {
             level: "process",
             network: false,
             host_lists: false,
+            program: false,
         };
         self.taskset_at(seed, &facts)
     }

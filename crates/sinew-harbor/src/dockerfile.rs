@@ -16,6 +16,10 @@ pub struct PlainCopy {
 /// The content of a plain Dockerfile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlainImage {
+    /// Name of the base image; `None`: it is empty, or its name is not plain.
+    pub base: Option<String>,
+    /// Working folder; `None`: that of the base image, or one that depends on it.
+    pub workdir: Option<String>,
     /// Copies, in order.
     pub copies: Vec<PlainCopy>,
     /// Environment variables.
@@ -40,10 +44,15 @@ impl PlainImage {
         let folders = lines.iter().filter(|(word, _)| word == "WORKDIR");
         let root = PathBuf::from("/");
         let last = folders.fold(root, |at, (_, rest)| joined(&at, rest));
+        let first = lines
+            .iter()
+            .find(|(word, _)| word == "WORKDIR" || word == "COPY");
+        let own = first.is_some_and(|(word, rest)| word == "WORKDIR" && rest.starts_with('/'));
+        image.workdir = own.then(|| last.to_string_lossy().into_owned());
         for (at, (word, rest)) in lines.iter().enumerate() {
             let refused = || NotPlain(format!("{word} {}", cut(rest)));
             match word.as_str() {
-                "FROM" if at == 0 => {}
+                "FROM" if at == 0 => image.base = base(rest),
                 "WORKDIR" if !rest.contains('$') => workdir = joined(&workdir, rest),
                 "ENV" => image.env.extend(variables(rest).ok_or_else(refused)?),
                 "COPY" => {
@@ -55,6 +64,17 @@ impl PlainImage {
         }
         Ok(image)
     }
+}
+
+/// The name of a base image that is written out.
+fn base(rest: &str) -> Option<String> {
+    let mut words = rest.split_whitespace();
+    let name = words.next()?;
+    let renamed = words
+        .next()
+        .is_none_or(|word| word.eq_ignore_ascii_case("as"));
+    let plain = renamed && name != "scratch" && !name.starts_with("--") && !name.contains('$');
+    plain.then(|| name.to_owned())
 }
 
 /// The start of an instruction, for messages.
@@ -217,6 +237,28 @@ mod tests {
     #[test]
     fn a_copy_above_the_last_folder_is_refused() {
         assert!(PlainImage::parse("FROM a\nCOPY x /data/\nWORKDIR /app").is_err());
-        assert_eq!(PlainImage::parse("FROM a").unwrap(), PlainImage::default());
+        let empty = PlainImage {
+            base: Some("a".into()),
+            ..PlainImage::default()
+        };
+        assert_eq!(PlainImage::parse("FROM a").unwrap(), empty);
+    }
+
+    #[test]
+    fn base_and_working_folder_are_known_where_they_are_written_out() {
+        for (text, base, workdir) in [
+            (
+                "FROM a:1 AS x\nWORKDIR /app\nWORKDIR sub",
+                Some("a:1"),
+                Some("/app/sub"),
+            ),
+            ("FROM scratch\nWORKDIR app", None, None),
+            ("FROM --platform=linux/amd64 a\nENV A=1", None, None),
+            ("FROM a$TAG\nCOPY x /app/\nWORKDIR /", None, None),
+        ] {
+            let image = PlainImage::parse(text).unwrap();
+            let found = (image.base.as_deref(), image.workdir.as_deref());
+            assert_eq!(found, (base, workdir), "{text}");
+        }
     }
 }

@@ -344,7 +344,7 @@ impl HarborEnv {
     /// Records what a verifier found.
     fn record(&mut self, verified: Verified, cut: bool) -> Result<Next, EnvError> {
         self.spent_s += verified.seconds;
-        let files = verified.artifacts.as_deref().unwrap_or_default();
+        let files = &verified.artifacts;
         let bytes = |kind: &EntryKind| match kind {
             EntryKind::File(bytes) => Some(bytes.len()),
             _ => None,
@@ -360,7 +360,7 @@ impl HarborEnv {
             "rewards": verified.rewards.as_ref().ok(),
             "output": verified.output,
             "artifacts": listed.collect::<Vec<_>>(),
-            "artifacts_missing": verified.artifacts.as_ref().err(),
+            "artifacts_missing": verified.artifacts_missing,
         }));
         if let Some(folder) = &self.settings.artifacts
             && !files.is_empty()
@@ -435,6 +435,7 @@ impl Env for HarborEnv {
             let shell = &self.settings.shell;
             let skills = self.task.manifest.environment.skills_dir.as_deref();
             let mut messages = shell.messages(&workdir, skills);
+            messages.extend(shell.prior(&self.task.prior));
             messages.push(Message::new(Role::User, self.present().instruction.clone()));
             Ok(ResetResult {
                 messages,

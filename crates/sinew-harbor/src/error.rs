@@ -71,9 +71,12 @@ pub enum SkipReason {
     /// Tools of MCP servers are not offered.
     #[error("environment.mcp_servers is set: tools of MCP servers are not offered")]
     McpServers,
-    /// A prior conversation is not played.
-    #[error("trajectory.json: a prior conversation is not supported")]
-    Trajectory,
+    /// A prior conversation cannot be played.
+    #[error("trajectory.json: a prior conversation: {why}")]
+    Trajectory {
+        /// The part that cannot.
+        why: String,
+    },
     /// A variable of the host is not passed.
     #[error("{key} needs the variable {name}: name it in env.pass_env, and set it")]
     Variable {
@@ -110,6 +113,12 @@ pub enum SkipReason {
         /// The part that needs it.
         what: String,
     },
+    /// An agent program has no container to work in.
+    #[error(
+        "it has no environment: an agent program works in the container of its task; add environment/Dockerfile, \
+         or remove [harness]"
+    )]
+    NoContainer,
     /// There is no script of a verifier.
     #[error("no {script}: the task has no verifier")]
     NoVerifier {
@@ -134,7 +143,7 @@ impl SkipReason {
             Self::Compose { .. } => "compose",
             Self::OtherService { .. } => "other_service",
             Self::McpServers => "mcp_servers",
-            Self::Trajectory => "trajectory",
+            Self::Trajectory { .. } => "trajectory",
             Self::Variable { .. } => "variable",
             Self::HostRange { .. } => "host_range",
             Self::HostLists => "host_lists",
@@ -142,6 +151,7 @@ impl SkipReason {
             Self::VerifierNetwork => "verifier_network",
             Self::StepNetworks => "step_networks",
             Self::NeedsContainer { .. } => "needs_container",
+            Self::NoContainer => "no_container",
             Self::NoVerifier { .. } => "no_verifier",
             Self::NotHere { .. } => "not_here",
         }

@@ -7,7 +7,9 @@ use crate::manifest::{
     AgentKeys, Artifact, EnvironmentKeys, HealthCheck, Manifest, MinReward, NetworkPolicy,
     StepKeys, VerifierKeys,
 };
+use crate::trajectory::{self, TRAJECTORY_FILE};
 use sinew_env::ImageSource;
+use sinew_types::Message;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +21,9 @@ pub(crate) const TEST_SCRIPT: &str = "test.sh";
 
 /// Script of a solution, in `solution`.
 pub(crate) const SOLVE_SCRIPT: &str = "solve.sh";
+
+/// File with patterns of files that a build leaves out.
+const IGNORE_FILE: &str = ".dockerignore";
 
 /// Maximum bytes of a file of keys, an instruction or a Dockerfile.
 const MAX_TEXT_BYTES: u64 = 1 << 20;
@@ -97,6 +102,8 @@ pub struct TaskFolder {
     pub upload: Option<PathBuf>,
     /// Variables and working folder of the compose file.
     pub service: Service,
+    /// Conversation before the first instruction.
+    pub prior: Vec<Message>,
     /// Instructions in order, at least one.
     pub steps: Vec<Step>,
     /// Reason why no place can run it.
@@ -121,13 +128,16 @@ impl TaskFolder {
         if steps.is_empty() {
             steps.push(files.step(path, &manifest, None)?);
         }
-        let skip = compose.or_else(|| unsupported(path, &manifest, &steps));
+        let prior = files.prior(path, &steps[0])?;
+        let skip = compose.or_else(|| unsupported(&manifest, &steps));
+        let skip = skip.or(prior.as_ref().err().cloned());
         Ok(Self {
             path: path.into(),
             manifest,
             base,
             upload,
             service,
+            prior: prior.unwrap_or_default(),
             steps,
             skip,
         })
@@ -226,6 +236,9 @@ impl Files<'_> {
             None if dockerfile.is_file() && compose.is_file() => {
                 Base::Image(build(), "docker-compose.yaml".into())
             }
+            None if context.join(IGNORE_FILE).is_file() && dockerfile.is_file() => {
+                Base::Image(build(), IGNORE_FILE.into())
+            }
             None if dockerfile.is_file() => match PlainImage::parse(&self.text(&dockerfile)?) {
                 Ok(plain) => Base::Plain(plain, build()),
                 Err(line) => Base::Image(build(), format!("the line `{line}` of the Dockerfile")),
@@ -241,6 +254,22 @@ impl Files<'_> {
         let named = matches!(&base, Base::Image(ImageSource::Named(_), _));
         let upload = named && !dockerfile.is_file() && !compose.is_file() && folder.is_dir();
         Ok((base, upload.then_some(folder), service, skip))
+    }
+
+    /// The conversation before the first instruction, from the file next to it.
+    fn prior(
+        &self,
+        path: &Path,
+        first: &Step,
+    ) -> Result<Result<Vec<Message>, SkipReason>, HarborError> {
+        let file = match &first.name {
+            Some(name) => path.join("steps").join(name).join(TRAJECTORY_FILE),
+            None => path.join(TRAJECTORY_FILE),
+        };
+        if !file.is_file() {
+            return Ok(Ok(Vec::new()));
+        }
+        trajectory::parse(&file, &self.text(&file)?)
     }
 
     /// A step, or the whole task.
@@ -349,7 +378,7 @@ fn separate_verifier(
 }
 
 /// The first part of a task that no place supports.
-fn unsupported(path: &Path, manifest: &Manifest, steps: &[Step]) -> Option<SkipReason> {
+fn unsupported(manifest: &Manifest, steps: &[Step]) -> Option<SkipReason> {
     let environment = &manifest.environment;
     let verifiers = steps.iter().map(|s| &s.verifier);
     let others = verifiers.filter_map(|v| v.separate.as_ref());
@@ -360,26 +389,40 @@ fn unsupported(path: &Path, manifest: &Manifest, steps: &[Step]) -> Option<SkipR
         if let Some(key) = keys.accelerator {
             return Some(SkipReason::Accelerator { key });
         }
-        if let NetworkPolicy::Hosts(hosts) = &keys.network
-            && let Some(host) = hosts.iter().find(|host| host.contains(['/', ':']))
-        {
-            let host = host.clone();
-            return Some(SkipReason::HostRange { host });
+        if let Some(reason) = host_range(&keys.network) {
+            return Some(reason);
         }
+    }
+    let of_steps = steps
+        .iter()
+        .flat_map(|s| [&s.agent.network, &s.verifier.keys.network]);
+    if let Some(reason) = of_steps.flatten().find_map(host_range) {
+        return Some(reason);
+    }
+    let mut networks = steps
+        .iter()
+        .map(|s| s.agent.network.as_ref().unwrap_or(&environment.network));
+    let first = networks.next();
+    if networks.any(|network| Some(network) != first) {
+        return Some(SkipReason::StepNetworks);
     }
     if environment.mcp_servers {
         return Some(SkipReason::McpServers);
     }
-    if path.join("trajectory.json").exists() {
-        return Some(SkipReason::Trajectory);
-    }
-    steps
-        .iter()
-        .find_map(|step| of_step(path, environment, step))
+    steps.iter().find_map(|step| of_step(environment, step))
+}
+
+/// The first entry of a list of hosts that is a range of addresses.
+fn host_range(network: &NetworkPolicy) -> Option<SkipReason> {
+    let NetworkPolicy::Hosts(hosts) = network else {
+        return None;
+    };
+    let host = hosts.iter().find(|host| host.contains(['/', ':']))?;
+    Some(SkipReason::HostRange { host: host.clone() })
 }
 
 /// The first part of a step that no place supports.
-fn of_step(path: &Path, environment: &EnvironmentKeys, step: &Step) -> Option<SkipReason> {
+fn of_step(environment: &EnvironmentKeys, step: &Step) -> Option<SkipReason> {
     let other = |key, service: &Option<String>| {
         let service = service.clone()?;
         Some(SkipReason::OtherService { key, service })
@@ -396,10 +439,6 @@ fn of_step(path: &Path, environment: &EnvironmentKeys, step: &Step) -> Option<Sk
     };
     if let Some(reason) = collect.or_else(artifact) {
         return Some(reason);
-    }
-    let trajectory = step.name.as_ref().map(|name| path.join("steps").join(name));
-    if trajectory.is_some_and(|folder| folder.join("trajectory.json").exists()) {
-        return Some(SkipReason::Trajectory);
     }
     let verifier = &step.verifier;
     let script = |folder: &PathBuf| folder.join(TEST_SCRIPT).is_file();

@@ -2,10 +2,10 @@
 //!
 //! | part | files |
 //! |---|---|
-//! | the format | `manifest` and `keys` (`task.toml`), `dockerfile`, `compose`, `template`, `folder` |
+//! | the format | `manifest`, `keys`, `dockerfile`, `compose`, `template`, `trajectory`, `folder` |
 //! | sets of tasks | `set`: trees, registries, kinds, splits, tasks that are left out |
 //! | the place | `place`: a machine with a writable root, or a sandbox that stands in for one |
-//! | an episode | `progress` decides (pure), `stages` and `verify` use the place, `env` and `shell` face the model |
+//! | an episode | `progress` decides (pure); `stages`, `artifacts`, `verify` use the place; `env`, `shell` face the model |
 //! | rewards | `rewards`: files, thresholds, steps |
 //! | a check | `check`: the solution passes, doing nothing does not |
 //!
@@ -19,6 +19,7 @@
 
 #![warn(missing_docs)]
 
+mod artifacts;
 mod check;
 mod compose;
 mod config;
@@ -35,6 +36,7 @@ mod set;
 mod shell;
 mod stages;
 mod template;
+mod trajectory;
 mod verify;
 
 pub use check::{CheckRun, TaskCheck};

@@ -13,6 +13,12 @@ type Read<T> = Result<T, HarborError>;
 /// Newest version whose keys are all known.
 const NEWEST: (u32, u32) = (1, 4);
 
+/// Maximum number of patterns of an artifact.
+const MAX_PATTERNS: usize = 64;
+
+/// Maximum bytes of one of them.
+const MAX_PATTERN_BYTES: usize = 256;
+
 /// Network of a container, as `network_mode` and `allowed_hosts` say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NetworkPolicy {
@@ -74,10 +80,14 @@ pub struct EnvironmentKeys {
 }
 
 /// A file or folder to copy out of the agent's container.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Artifact {
     /// Path inside.
     pub source: String,
+    /// Path in the folder of kept files; `None`: that inside, without its first slash.
+    pub destination: Option<String>,
+    /// Patterns of files below a folder that are left out, as `tar --exclude` reads them.
+    pub exclude: Vec<String>,
     /// Service that has it; `None`: the only one.
     pub service: Option<String>,
 }
@@ -467,17 +477,10 @@ fn artifacts(keys: &mut Keys, unknown: &mut Vec<String>) -> Read<Vec<Artifact>> 
         let artifact = match value {
             toml::Value::String(source) => Artifact {
                 source,
-                service: None,
+                ..Artifact::default()
             },
             toml::Value::Table(table) => {
-                let mut own = keys.below(&format!("artifacts[{at}]"), table);
-                let source = own.required("source")?;
-                let service = own.text("service")?.filter(|s| s != "main");
-                for key in ["destination", "exclude"] {
-                    own.any(key);
-                }
-                own.rest(unknown);
-                Artifact { source, service }
+                artifact(keys.below(&format!("artifacts[{at}]"), table), unknown)?
             }
             other => return Err(keys.wrong("artifacts", other, "a list of paths or tables")),
         };
@@ -488,6 +491,36 @@ fn artifacts(keys: &mut Keys, unknown: &mut Vec<String>) -> Read<Vec<Artifact>> 
         all.push(artifact);
     }
     Ok(all)
+}
+
+/// One table of `artifacts`.
+fn artifact(mut keys: Keys, unknown: &mut Vec<String>) -> Read<Artifact> {
+    let artifact = Artifact {
+        source: keys.required("source")?,
+        destination: keys.text("destination")?.filter(|to| !to.is_empty()),
+        exclude: keys.texts("exclude")?.unwrap_or_default(),
+        service: keys.text("service")?.filter(|s| s != "main"),
+    };
+    if let Some(to) = &artifact.destination {
+        let mut parts = to
+            .split('/')
+            .filter(|part| !part.is_empty() && *part != ".");
+        let leads_out =
+            to.starts_with('/') || to.contains('\\') || to.split('/').any(|p| p == "..");
+        let names = parts.next().is_some() && to.trim_end_matches('/') != "manifest.json";
+        if leads_out || !names {
+            let allowed = "a relative path without .. and \\, other than manifest.json";
+            return Err(keys.wrong("destination", format!("{to:?}"), allowed));
+        }
+    }
+    let count = artifact.exclude.len();
+    let long = |pattern: &String| pattern.len() > MAX_PATTERN_BYTES;
+    if count > MAX_PATTERNS || artifact.exclude.iter().any(long) {
+        let allowed = format!("at most {MAX_PATTERNS} patterns of {MAX_PATTERN_BYTES} bytes");
+        return Err(keys.wrong("exclude", format!("{count} patterns"), &allowed));
+    }
+    keys.rest(unknown);
+    Ok(artifact)
 }
 
 fn steps(root: &mut Keys, unknown: &mut Vec<String>) -> Read<Vec<StepKeys>> {

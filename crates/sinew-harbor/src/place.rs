@@ -65,6 +65,8 @@ pub(crate) struct Place {
     pub(crate) layout: Layout,
     /// It has a writable root.
     pub(crate) rooted: bool,
+    /// User of the image; `None`: root.
+    pub(crate) user: Option<String>,
 }
 
 /// A word for a shell.
@@ -81,8 +83,12 @@ fn on_host(path: &Path, e: &std::io::Error) -> SandboxError {
 }
 
 impl Place {
-    /// A machine.
-    pub(crate) fn machine(sandbox: Box<dyn Sandbox>, workdir: String) -> Self {
+    /// A machine whose image names this user.
+    pub(crate) fn machine(
+        sandbox: Box<dyn Sandbox>,
+        workdir: String,
+        user: Option<String>,
+    ) -> Self {
         Self {
             sandbox,
             layout: Layout {
@@ -92,6 +98,7 @@ impl Place {
                 logs: "/logs".into(),
             },
             rooted: true,
+            user,
         }
     }
 
@@ -123,6 +130,7 @@ impl Place {
             },
             sandbox,
             rooted: false,
+            user: None,
         })
     }
 
@@ -291,9 +299,20 @@ impl Place {
         }
         let word = quoted(path);
         let list = format!(
-            "[ -e {word} ] || exit 0\necho .\ncd -- {word} && find . -type f | head -n {MAX_TAKEN}"
+            "[ -e {word} ] || exit 0\nif [ -f {word} ]; then echo file; exit 0; fi\necho .\ncd -- {word} && \
+             find . -type f | head -n {MAX_TAKEN}"
         );
         let listed = self.script(list).await?;
+        if listed == b"file\n" {
+            let bytes = self.read(path, max_bytes).await?;
+            let name = Path::new(path).file_name().unwrap_or_default();
+            let entry = |bytes| Entry {
+                path: name.into(),
+                mode: 0o644,
+                kind: EntryKind::File(bytes),
+            };
+            return Ok(bytes.map(|bytes| vec![entry(bytes)]));
+        }
         let listed = String::from_utf8_lossy(&listed).into_owned();
         let mut names = listed.lines();
         if names.next().is_none() {

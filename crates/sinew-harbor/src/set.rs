@@ -1,7 +1,7 @@
 //! Tasks of a folder: one task, a tree of them, or a data set of a registry file; their kinds and splits.
 
 use crate::error::{HarborError, SkipReason, Skipped};
-use crate::folder::{TASK_FILE, TaskFolder, read_error};
+use crate::folder::{Base, TASK_FILE, TaskFolder, read_error};
 use crate::manifest::NetworkPolicy;
 use crate::template::PassedEnv;
 use schemars::JsonSchema;
@@ -95,6 +95,8 @@ pub struct PlaceFacts {
     pub network: bool,
     /// Tasks can have lists of hosts.
     pub host_lists: bool,
+    /// An agent program plays, which works in the container of its task.
+    pub program: bool,
     /// Variables of the host that are passed.
     pub passed: PassedEnv,
 }
@@ -106,6 +108,7 @@ impl PlaceFacts {
             containers: facts.level == "container",
             network: facts.network,
             host_lists: facts.host_lists,
+            program: facts.program,
             passed,
         }
     }
@@ -117,6 +120,13 @@ impl PlaceFacts {
         }
         if let Some(what) = task.needs_container().filter(|_| !self.containers) {
             return Some(SkipReason::NeedsContainer { what });
+        }
+        if self.program && task.base == Base::Empty {
+            return Some(SkipReason::NoContainer);
+        }
+        if self.program && !task.prior.is_empty() {
+            let why = "agent programs do not begin with one".into();
+            return Some(SkipReason::Trajectory { why });
         }
         match task.network() {
             NetworkPolicy::Hosts(_) if !self.host_lists => return Some(SkipReason::HostLists),

@@ -83,6 +83,28 @@ impl Shell {
         vec![Message::new(Role::System, text)]
     }
 
+    /// A conversation before the instruction, with its calls in the notation of the prompt.
+    pub(crate) fn prior(&self, messages: &[Message]) -> Vec<Message> {
+        let mut all = messages.to_vec();
+        if self.calls != Calls::Tag {
+            return all;
+        }
+        for message in &mut all {
+            let calls = std::mem::take(&mut message.tool_calls);
+            let mut text = message.content.text().into_owned();
+            for call in &calls {
+                let mut named = ["command", "code", "cmd"].iter();
+                let script = named.find_map(|key| call.arguments.get(*key)?.as_str());
+                let script = script.map_or_else(|| call.arguments.to_string(), str::to_owned);
+                text += &format!("<{TAG}>{script}</{TAG}>");
+            }
+            if !calls.is_empty() {
+                message.content = text.into();
+            }
+        }
+        all
+    }
+
     /// A turn with a call.
     pub(crate) fn call(&self, script: &str) -> Action {
         let (text, key) = match self.calls {
@@ -192,15 +214,37 @@ mod tests {
         assert_eq!(cut, "ää\n[6 characters left out]\nää");
     }
 
+    fn shell(calls: Calls) -> Shell {
+        Shell {
+            calls,
+            system: None,
+            timeout: Duration::from_secs(1),
+            output_chars: 100,
+        }
+    }
+
+    #[test]
+    fn calls_of_an_earlier_conversation_have_the_notation_of_the_prompt() {
+        let mut said = Message::new(Role::Assistant, "I look.");
+        said.tool_calls = shell(Calls::Template).call("ls").tool_calls;
+        let other = ToolCall {
+            id: "2".into(),
+            name: "edit".into(),
+            arguments: json!({ "file": "a" }),
+        };
+        said.tool_calls.push(other);
+        let prior = [said];
+        assert_eq!(shell(Calls::Template).prior(&prior), prior);
+        let tagged = shell(Calls::Tag).prior(&prior);
+        assert!(tagged[0].tool_calls.is_empty());
+        let text = "I look.<tool>ls</tool><tool>{\"file\":\"a\"}</tool>";
+        assert_eq!(tagged[0].content.text(), text);
+    }
+
     #[test]
     fn calls_of_both_notations_have_a_command() {
         for calls in [Calls::Tag, Calls::Template] {
-            let shell = Shell {
-                calls,
-                system: None,
-                timeout: Duration::from_secs(1),
-                output_chars: 100,
-            };
+            let shell = shell(calls);
             let action = shell.call("ls -l");
             let script = shell.script(&action.tool_calls[0].arguments).unwrap();
             assert_eq!(script, "ls -l");

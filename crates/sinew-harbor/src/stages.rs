@@ -6,9 +6,9 @@ use crate::manifest::{EnvironmentKeys, HealthCheck, NetworkPolicy};
 use crate::place::{Command, Place};
 use crate::template::PassedEnv;
 use sinew_env::{EnvError, ImageSource, MachineNetwork, MachineSpec, Machines, Sandboxes};
-use sinew_sandbox::{Ending, Entry, EntryKind, ExecResult, SandboxError, SandboxSpec};
+use sinew_sandbox::{Ending, Entry, EntryKind, ExecResult, SandboxError, SandboxSpec, folder};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -27,6 +27,9 @@ const AGENT_S: f64 = 86_400.0;
 /// Maximum bytes of one file that a plain Dockerfile copies.
 const MAX_COPY_BYTES: u64 = 64 << 20;
 
+/// Maximum bytes that are copied to a base image in place of a build: they count as memory of each machine.
+const MAX_SHARED_BYTES: u64 = 8 << 20;
+
 /// Parts that all episodes of a factory share.
 pub(crate) struct World {
     /// Sandboxes, and machines at the level `container`.
@@ -37,6 +40,8 @@ pub(crate) struct World {
     pub(crate) timeout_factor: f64,
     /// Bytes of artifacts that are kept of an episode.
     pub(crate) artifacts_bytes: u64,
+    /// They are kept on the host, and so are the files that a task names.
+    pub(crate) keep_artifacts: bool,
 }
 
 impl World {
@@ -79,15 +84,29 @@ pub(crate) async fn start(world: &World, task: &TaskFolder) -> Result<Place, Env
     let machines = world.sandboxes.machines.as_deref();
     let mut place = match (&task.base, machines) {
         (Base::Plain(_, source) | Base::Image(source, _), Some(machines)) => {
-            let wanted = Wanted {
+            let user = task.steps.first().and_then(|s| s.agent.user.as_deref());
+            let own = Wanted {
                 source,
                 keys,
                 workdir: keys.workdir.clone().or(task.service.workdir.clone()),
                 env,
                 network: task.network(),
-                user: task.steps.first().and_then(|s| s.agent.user.as_deref()),
+                user,
             };
-            machine(machines, wanted).await?
+            match shared(task) {
+                None => machine(machines, own).await?,
+                Some((image, base)) => {
+                    let wanted = Wanted {
+                        source: &base,
+                        workdir: image.workdir.clone(),
+                        env: [image.env.clone(), own.env].concat(),
+                        ..own
+                    };
+                    let mut place = machine(machines, wanted).await?;
+                    copy(&mut place, &task.path, image, source).await?;
+                    place
+                }
+            }
         }
         (Base::Image(_, what), None) => {
             return Err(failed(format!(
@@ -109,6 +128,39 @@ pub(crate) async fn start(world: &World, task: &TaskFolder) -> Result<Place, Env
         healthy(&mut place, check).await?;
     }
     Ok(place)
+}
+
+/// The image that a plain task shares with others, so that its own is neither built nor kept: the base, to
+/// which its files are copied. `None`: the base is not known, or the files are large.
+fn shared(task: &TaskFolder) -> Option<(&PlainImage, ImageSource)> {
+    let Base::Plain(image, ImageSource::Build { context, .. }) = &task.base else {
+        return None;
+    };
+    let base = ImageSource::Named(image.base.clone()?);
+    let workdir = image.workdir.as_ref()?;
+    let named = task.manifest.environment.workdir.as_ref();
+    if named.is_some_and(|folder| folder != workdir) {
+        return None;
+    }
+    let mut left = MAX_SHARED_BYTES;
+    for copied in &image.copies {
+        let path = context.join(&copied.from);
+        let bytes = match path.metadata() {
+            Ok(meta) if meta.is_file() => meta.len(),
+            _ => bytes_below(&folder::read_folder(&path, left).ok()?),
+        };
+        left = left.checked_sub(bytes)?;
+    }
+    Some((image, base))
+}
+
+/// Bytes of files.
+pub(crate) fn bytes_below(entries: &[Entry]) -> u64 {
+    let one = |entry: &Entry| match &entry.kind {
+        EntryKind::File(bytes) => bytes.len() as u64,
+        _ => 0,
+    };
+    entries.iter().map(one).sum()
 }
 
 /// A machine to start.
@@ -138,8 +190,10 @@ pub(crate) async fn machine(
         "" => "/".to_owned(),
         folder => folder.to_owned(),
     };
+    let image_user = (!image.user.is_empty()).then(|| image.user.clone());
+    let root = image.root.clone();
     let owner = wanted.user.map(str::to_owned);
-    let owner = owner.or_else(|| (!image.user.is_empty()).then(|| image.user.clone()));
+    let owner = owner.or_else(|| image_user.clone());
     let workdir = wanted.workdir.clone().unwrap_or(of_image);
     let spec = MachineSpec {
         image,
@@ -157,13 +211,35 @@ pub(crate) async fn machine(
         },
     };
     let sandbox = machines.start(&spec).await.map_err(broken)?;
-    let mut place = Place::machine(sandbox, workdir);
+    let mut place = Place::machine(sandbox, workdir.clone(), image_user);
+    // Builders name a working folder, and leave it to the start of a container to make it.
+    if is_missing(&root, &workdir) {
+        let made = place.put_entries(&[], &workdir, false).await;
+        made.map_err(broken)?;
+    }
     for name in ["agent", "artifacts", "verifier"] {
         let path = format!("{}/{name}", place.layout.logs);
         let owner = owner.as_deref();
         place.empty(&path, owner).await.map_err(broken)?;
     }
     Ok(place)
+}
+
+/// Whether an image has no such path. Links are not followed: a path with one counts as there.
+fn is_missing(root: &Path, path: &str) -> bool {
+    let mut at = root.to_path_buf();
+    for part in Path::new(path).components() {
+        let Component::Normal(name) = part else {
+            continue;
+        };
+        at.push(name);
+        match at.symlink_metadata() {
+            Ok(meta) if meta.is_symlink() => return false,
+            Ok(_) => {}
+            Err(e) => return e.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+    false
 }
 
 /// A sandbox of the recipe's level.
@@ -346,4 +422,25 @@ pub(crate) async fn solve(
     let done = place.run(command).await.map_err(broken)?;
     place.remove(&to).await.map_err(broken)?;
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_working_folder_is_made_only_where_no_link_leads() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("run/app")).unwrap();
+        std::os::unix::fs::symlink("run", dir.path().join("var")).unwrap();
+        for (path, missing) in [
+            ("/", false),
+            ("/run/app", false),
+            ("/run/other", true),
+            ("/app/below", true),
+            ("/var/other", false),
+        ] {
+            assert_eq!(is_missing(dir.path(), path), missing, "{path}");
+        }
+    }
 }

@@ -4,12 +4,13 @@
 //! it may have left in the folders of tests and rewards is removed. A separate verifier has a machine of its
 //! own, which gets the collected files and nothing else of the agent's.
 
+use crate::artifacts::{Copied, gather};
 use crate::folder::{SeparateVerifier, Step, TEST_SCRIPT, TaskFolder};
 use crate::place::{Command, Place};
 use crate::rewards::{self, MAX_REWARD_BYTES, Rewards};
 use crate::stages::{Wanted, World, broken, failed, healthy, interpreter, machine, said};
 use sinew_env::{EnvError, Unscored};
-use sinew_sandbox::{Ending, Entry, EntryKind};
+use sinew_sandbox::{Ending, Entry};
 use std::path::Path;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -32,12 +33,11 @@ pub(crate) struct Verified {
     pub(crate) output: String,
     /// Seconds that it took.
     pub(crate) seconds: f64,
-    /// Files of `/logs/artifacts`, with paths relative to it, and why there are none.
-    pub(crate) artifacts: Result<Vec<Entry>, String>,
+    /// Files that the agent left, with their paths in the folder of kept files.
+    pub(crate) artifacts: Vec<Entry>,
+    /// Reason why some of them are not there.
+    pub(crate) artifacts_missing: Option<String>,
 }
-
-/// A collected file or folder: its absolute path, and its entries.
-type Collected = Vec<(String, Vec<Entry>)>;
 
 /// Verifies a step in its place.
 ///
@@ -51,28 +51,22 @@ pub(crate) async fn verify(
 ) -> Result<Verified, EnvError> {
     let began = Instant::now();
     let hooks = collect(world, step, place).await?;
-    let logs = format!("{}/artifacts", place.layout.logs);
-    let artifacts = match place.take(&logs, world.artifacts_bytes).await {
-        Ok(found) => Ok(found.unwrap_or_default()),
-        Err(e) if place.sandbox.is_dead() => return Err(broken(e)),
-        Err(e) => Err(e.to_string()),
-    };
-    let (rewards, output) = match (hooks, &step.verifier.separate) {
+    let own = step.verifier.separate.as_ref();
+    let gathered = gather(world, step, place, own.is_some() || world.keep_artifacts).await?;
+    let (rewards, output) = match (hooks, own) {
         (Err(why), _) => (Err(why), String::new()),
         (Ok(()), None) => run(world, step, place, true).await?,
-        (Ok(()), Some(own)) => {
-            let kept = artifacts.as_ref().map_err(String::as_str);
-            match carried(world, step, place, (logs.as_str(), kept)).await? {
-                Ok(files) => apart(world, task, step, own, &files).await?,
-                Err(why) => (Err(why), String::new()),
-            }
-        }
+        (Ok(()), Some(own)) => match &gathered.missing {
+            Some(why) => (Err(Unscored::new(why.clone())), String::new()),
+            None => apart(world, task, step, own, &gathered.copied).await?,
+        },
     };
     Ok(Verified {
         rewards,
         output,
         seconds: began.elapsed().as_secs_f64(),
-        artifacts,
+        artifacts: gathered.kept(),
+        artifacts_missing: gathered.missing,
     })
 }
 
@@ -98,49 +92,6 @@ async fn collect(
     Ok(Ok(()))
 }
 
-/// Files that go to a separate verifier.
-async fn carried(
-    world: &World,
-    step: &Step,
-    place: &mut Place,
-    (logs, kept): (&str, Result<&Vec<Entry>, &str>),
-) -> Result<Result<Collected, Unscored>, EnvError> {
-    let mut files = match kept {
-        Ok(entries) => vec![(logs.to_owned(), entries.clone())],
-        Err(why) => return Ok(Err(Unscored::new(format!("{logs}: {why}")))),
-    };
-    let size = |entries: &[Entry]| -> u64 {
-        let one = |entry: &Entry| match &entry.kind {
-            EntryKind::File(bytes) => bytes.len() as u64,
-            _ => 0,
-        };
-        entries.iter().map(one).sum()
-    };
-    let mut left = world.artifacts_bytes.saturating_sub(size(&files[0].1));
-    for artifact in &step.artifacts {
-        let path = Path::new(&place.layout.workdir).join(&artifact.source);
-        let path = path.to_string_lossy().trim_end_matches('/').to_owned();
-        if path == *logs {
-            continue;
-        }
-        if path.starts_with(&place.layout.tests) {
-            return Ok(Err(Unscored::new(format!(
-                "artifacts: {path} is the folder of the tests"
-            ))));
-        }
-        match place.take(&path, left).await {
-            Ok(None) => {}
-            Ok(Some(entries)) => {
-                left = left.saturating_sub(size(&entries));
-                files.push((path, entries));
-            }
-            Err(e) if place.sandbox.is_dead() => return Err(broken(e)),
-            Err(e) => return Ok(Err(Unscored::new(format!("artifacts: {path}: {e}")))),
-        }
-    }
-    Ok(Ok(files))
-}
-
 /// Rewards and output of a verifier.
 type Judged = (Result<Rewards, Unscored>, String);
 
@@ -150,7 +101,7 @@ async fn apart(
     task: &TaskFolder,
     step: &Step,
     own: &SeparateVerifier,
-    files: &Collected,
+    files: &[Copied],
 ) -> Result<Judged, EnvError> {
     let Some(machines) = world.sandboxes.machines.as_deref() else {
         return Err(failed(
@@ -181,30 +132,20 @@ async fn judge(
     task: &TaskFolder,
     step: &Step,
     own: &SeparateVerifier,
-    files: &Collected,
+    files: &[Copied],
     place: &mut Place,
 ) -> Result<Judged, EnvError> {
     if let (false, Some(folder)) = (own.has_tests, &task.upload) {
         let to = place.layout.workdir.clone();
         place.put(folder, &to, false).await.map_err(broken)?;
     }
-    for (path, entries) in files {
-        // A regular file is one entry with the name of its path.
-        let name = Path::new(path).file_name();
-        let file = |e: &Entry| {
-            matches!(e.kind, EntryKind::File(_)) && e.path.as_os_str() == name.unwrap_or_default()
+    for copied in files {
+        let to = match Path::new(&copied.path).parent() {
+            Some(parent) if copied.is_file() => parent.to_string_lossy().into_owned(),
+            _ => copied.path.clone(),
         };
-        let to = match entries.as_slice() {
-            [only] if file(only) => {
-                let parent = Path::new(path).parent();
-                parent.map_or_else(|| "/".into(), |p| p.to_string_lossy().into_owned())
-            }
-            _ => path.clone(),
-        };
-        place
-            .put_entries(entries, &to, false)
-            .await
-            .map_err(broken)?;
+        let put = place.put_entries(&copied.entries, &to, false).await;
+        put.map_err(broken)?;
     }
     if let Some(check) = &own.environment.healthcheck {
         healthy(place, check).await?;
@@ -220,8 +161,9 @@ async fn run(world: &World, step: &Step, place: &mut Place, put: bool) -> Result
         format!("{}/verifier", place.layout.logs),
     );
     let keys = &step.verifier.keys;
-    let user = keys.user.as_deref();
-    place.empty(&logs, user).await.map_err(broken)?;
+    // As in the format, the user of the image runs the tests where the task names none.
+    let user = keys.user.clone().or_else(|| place.user.clone());
+    place.empty(&logs, user.as_deref()).await.map_err(broken)?;
     let mut argv = vec!["/bin/sh".to_owned()];
     if put {
         place.empty(&tests, None).await.map_err(broken)?;
@@ -250,7 +192,7 @@ async fn run(world: &World, step: &Step, place: &mut Place, put: bool) -> Result
     let command = Command {
         argv: wrapped.into_iter().chain(argv).collect(),
         env,
-        user: Some(keys.user.clone().unwrap_or_else(|| "root".into())),
+        user: Some(user.unwrap_or_else(|| "root".into())),
         deadline,
     };
     let done = place.run(command).await.map_err(broken)?;

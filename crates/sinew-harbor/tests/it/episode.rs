@@ -307,6 +307,148 @@ async fn a_separate_verifier_gets_artifacts_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn plain_tasks_share_the_machine_image_of_their_base() {
+    let dir = tempfile::tempdir().unwrap();
+    let environment = dir.path().join("environment");
+    let text = "FROM base:1\nENV A=1\nWORKDIR /srv\nCOPY files/ sub/\n";
+    file(&environment.join("files/in.txt"), "in");
+    file(&environment.join("Dockerfile"), text);
+    let built = ImageSource::Build {
+        context: environment.clone(),
+        dockerfile: "Dockerfile".into(),
+    };
+    for (keys, source) in [
+        ("", ImageSource::Named("base:1".into())),
+        ("[environment]\nworkdir = \"/other\"\n", built.clone()),
+    ] {
+        task(dir.path(), keys);
+        let world = World::new(rewards("1"));
+        assert!(outcome(&world, dir.path()).await.success);
+        assert_eq!(*world.sources.lock().unwrap(), [source.clone()]);
+        let shared = source != built;
+        let put = world.file(0, "/srv/sub/in.txt");
+        assert_eq!(put.as_deref(), shared.then_some("in"));
+        let specs = world.specs.lock().unwrap();
+        let variable = ("A".to_owned(), "1".to_owned());
+        assert_eq!(specs[0].env.contains(&variable), shared);
+        assert_eq!(specs[0].workdir.as_deref() == Some("/srv"), shared);
+    }
+    task(dir.path(), "");
+    file(&environment.join(".dockerignore"), "files/secret\n");
+    let world = World::new(rewards("1"));
+    assert!(outcome(&world, dir.path()).await.success);
+    assert_eq!(*world.sources.lock().unwrap(), [built]);
+}
+
+#[tokio::test]
+async fn the_user_of_the_image_runs_the_tests_where_the_task_names_none() {
+    for (keys, user) in [("", "dev"), ("[verifier]\nuser = \"judge\"\n", "judge")] {
+        let dir = tempfile::tempdir().unwrap();
+        with_image(dir.path(), keys);
+        let world = World::new(rewards("1"));
+        *world.user.lock().unwrap() = "dev".into();
+        assert!(outcome(&world, dir.path()).await.success);
+        let runs = world.runs.lock().unwrap();
+        let tests = runs.iter().find(|run| run.is_verifier()).unwrap();
+        assert_eq!(tests.user.as_deref(), Some(user));
+    }
+}
+
+#[tokio::test]
+async fn artifacts_leave_files_out_and_are_kept_at_their_destination() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = "[[artifacts]]\nsource = \"/data\"\ndestination = \"result\"\nexclude = [\"*.tmp\", \"cache\"]\n\
+                [[artifacts]]\nsource = \"notes.md\"\n[verifier]\nenvironment_mode = \"separate\"\n";
+    let task = dir.path().join("task");
+    with_image(&task, keys);
+    file(&task.join("tests/Dockerfile"), "FROM judge\n");
+    let world = World::new(|run, files| {
+        if run.is_verifier() {
+            let seen: Vec<&str> = files.keys().map(String::as_str).collect();
+            let put = ["/app/notes.md", "/data/out.txt", "/logs/artifacts/a.txt"];
+            assert_eq!(seen, put, "the destination is for the host");
+            files.insert(REWARD.into(), "1".into());
+            return exited(0, "");
+        }
+        for path in [
+            "/data/out.txt",
+            "/data/x.tmp",
+            "/data/cache/y",
+            "/app/notes.md",
+            "/logs/artifacts/a.txt",
+        ] {
+            files.insert(path.into(), path.into());
+        }
+        exited(0, "")
+    });
+    let kept = dir.path().join("kept");
+    let keys = Harbor {
+        artifacts: kept.to_string_lossy().into_owned(),
+        ..Harbor::new(task.to_string_lossy())
+    };
+    let factory = keys.environments(world.sandboxes());
+    let mut env = factory.create(&row(&task)).unwrap();
+    env.reset().await.unwrap();
+    env.step(call("work")).await.unwrap();
+    let step = env.step(Action::say("Done.")).await.unwrap();
+    assert_eq!(step.outcome.unwrap().reward, 1.0);
+    let state = env.end_state().unwrap().clone();
+    let paths = state["artifacts"].as_array().unwrap().iter();
+    let paths: Vec<&str> = paths.map(|f| f["path"].as_str().unwrap()).collect();
+    let expected = ["logs/artifacts/a.txt", "result/out.txt", "app/notes.md"];
+    assert_eq!(paths, expected);
+    let folder = kept.join("harbor-train-one.0");
+    for path in expected {
+        assert!(folder.join(path).is_file(), "{path}");
+    }
+    assert!(!folder.join("result/cache").exists());
+}
+
+#[tokio::test]
+async fn named_artifacts_of_a_shared_verifier_are_copied_only_to_be_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let task = dir.path().join("task");
+    with_image(&task, "artifacts = [\"/data/out.txt\"]\n");
+    for keep in [false, true] {
+        let world = World::new(|run, files| {
+            if run.is_verifier() {
+                files.insert(REWARD.into(), "1".into());
+            } else {
+                files.insert("/data/out.txt".into(), "x".into());
+            }
+            exited(0, "")
+        });
+        let kept = dir.path().join("kept");
+        let mut keys = Harbor::new(task.to_string_lossy());
+        if keep {
+            keys.artifacts = kept.to_string_lossy().into_owned();
+        }
+        let factory = keys.environments(world.sandboxes());
+        let mut env = factory.create(&row(&task)).unwrap();
+        env.reset().await.unwrap();
+        env.step(call("work")).await.unwrap();
+        env.step(Action::say("Done.")).await.unwrap();
+        let out = kept.join("harbor-train-one.0/data/out.txt");
+        assert_eq!(out.is_file(), keep);
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_comes_before_the_instruction() {
+    let dir = tempfile::tempdir().unwrap();
+    with_image(dir.path(), "");
+    let said = r#"{"schema_version": "ATIF-v1.8", "steps": [
+        {"step_id": 1, "source": "user", "message": "Look."},
+        {"step_id": 2, "source": "agent", "message": "I looked."}]}"#;
+    file(&dir.path().join("trajectory.json"), said);
+    let world = World::new(rewards("1"));
+    let mut env = start(&world, dir.path());
+    let reset = env.reset().await.unwrap();
+    let texts: Vec<_> = reset.messages.iter().map(|m| m.content.text()).collect();
+    assert_eq!(texts[1..], ["Look.", "I looked.", "Do it."]);
+}
+
+#[tokio::test]
 async fn a_command_of_collect_that_fails_leaves_no_score() {
     let dir = tempfile::tempdir().unwrap();
     with_image(dir.path(), "[[verifier.collect]]\ncommand = \"dump\"\n");

@@ -49,6 +49,8 @@ pub(crate) struct World {
     pub(crate) files: Mutex<Vec<Files>>,
     pub(crate) specs: Mutex<Vec<MachineSpec>>,
     pub(crate) sources: Mutex<Vec<ImageSource>>,
+    /// User that images name; empty: root.
+    pub(crate) user: Mutex<String>,
 }
 
 impl World {
@@ -61,6 +63,7 @@ impl World {
             files: Mutex::default(),
             specs: Mutex::default(),
             sources: Mutex::default(),
+            user: Mutex::default(),
         })
     }
 
@@ -92,9 +95,11 @@ impl Machines for Fakes {
         _within: Duration,
     ) -> SandboxFuture<'a, MachineImage> {
         self.0.sources.lock().unwrap().push(source.clone());
-        Box::pin(async {
+        let user = self.0.user.lock().unwrap().clone();
+        Box::pin(async move {
             Ok(MachineImage {
                 workdir: "/app".into(),
+                user,
                 ..MachineImage::default()
             })
         })

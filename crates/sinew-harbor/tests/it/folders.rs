@@ -27,6 +27,7 @@ fn place(containers: bool) -> PlaceFacts {
         containers,
         network: false,
         host_lists: containers,
+        program: false,
         passed: PassedEnv::default(),
     }
 }
@@ -140,6 +141,94 @@ fn tasks_that_cannot_run_are_counted_with_their_reason() {
     assert!(
         notes.contains("1 tasks are left out, such as gpu"),
         "{notes}"
+    );
+}
+
+#[test]
+fn an_agent_program_plays_tasks_with_a_container_and_without_a_conversation() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    for name in ["bare", "image", "prior", "plain"] {
+        task(&root.join(name), "");
+    }
+    for name in ["image", "prior", "plain"] {
+        let line = if name == "plain" { "" } else { "RUN true\n" };
+        let dockerfile = root.join(name).join("environment/Dockerfile");
+        file(&dockerfile, &format!("FROM a\n{line}"));
+    }
+    let said = r#"{"schema_version": "ATIF-v1.8", "steps": [{"step_id": 1, "source": "user", "message": "Hi."}]}"#;
+    file(&root.join("prior/trajectory.json"), said);
+    let open = |program| {
+        let place = PlaceFacts {
+            program,
+            ..place(true)
+        };
+        HarborTasks::open(&TasksConfig::measured(root), &place).unwrap()
+    };
+    assert_eq!(open(false).len(Split::HeldOut), 4);
+    let tasks = open(true);
+    let skipped = tasks.skipped().iter();
+    let skipped: Vec<_> = skipped
+        .map(|s| (s.name.as_str(), s.reason.name()))
+        .collect();
+    assert_eq!(skipped, [("bare", "no_container"), ("prior", "trajectory")]);
+    let why = tasks.skipped()[0].reason.to_string();
+    assert!(why.contains("environment/Dockerfile"), "{why}");
+}
+
+#[test]
+fn networks_that_one_container_cannot_have_are_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps = |second: &str| {
+        format!(
+            "[[steps]]\nname = \"a\"\n[[steps]]\nname = \"b\"\n[steps.agent]\nnetwork_mode = {second:?}\n"
+        )
+    };
+    let range = "[agent]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"10.0.0.0/8\"]\n";
+    for (name, keys, reason) in [
+        ("same", steps("public").as_str(), None),
+        ("other", steps("no-network").as_str(), Some("step_networks")),
+        ("range", range, Some("host_range")),
+    ] {
+        let folder = dir.path().join(name);
+        task(&folder, keys);
+        for step in ["a", "b"] {
+            file(&folder.join("steps").join(step).join("instruction.md"), "x");
+        }
+        let skip = TaskFolder::read(&folder).unwrap().skip;
+        assert_eq!(skip.as_ref().map(SkipReason::name), reason, "{name}");
+    }
+}
+
+#[test]
+fn a_conversation_is_read_next_to_the_first_instruction() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |text: &str| {
+        format!(
+            "{{\"schema_version\": \"ATIF-v1.4\", \"steps\": [{{\"step_id\": 1, \"source\": \"agent\", \
+             \"message\": {text:?}}}]}}"
+        )
+    };
+    let one = dir.path().join("one");
+    task(&one, "");
+    file(&one.join("trajectory.json"), &said("I did it."));
+    let read = TaskFolder::read(&one).unwrap();
+    assert_eq!((read.prior.len(), read.skip), (1, None));
+    let two = dir.path().join("two");
+    task(&two, "[[steps]]\nname = \"a\"\n[[steps]]\nname = \"b\"\n");
+    for step in ["a", "b"] {
+        let folder = two.join("steps").join(step);
+        file(&folder.join("instruction.md"), "Do it.\n");
+        file(&folder.join("trajectory.json"), &said(step));
+    }
+    let read = TaskFolder::read(&two).unwrap();
+    assert_eq!(read.prior.len(), 1);
+    assert_eq!(read.prior[0].content, "a");
+    file(&one.join("trajectory.json"), "[]");
+    let e = TaskFolder::read(&one).unwrap_err().to_string();
+    assert!(
+        e.contains("trajectory.json") && e.contains("ATIF-v1."),
+        "{e}"
     );
 }
 

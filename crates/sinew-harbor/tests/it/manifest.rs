@@ -173,6 +173,18 @@ fn a_wrong_value_is_named_with_its_file_and_key() {
         ),
         ("artifacts = [\"../etc\"]", "artifacts"),
         ("artifacts = [1]", "artifacts"),
+        (
+            "[[artifacts]]\nsource = \"/a\"\ndestination = \"../b\"",
+            "artifacts[0].destination",
+        ),
+        (
+            "[[artifacts]]\nsource = \"/a\"\ndestination = \"manifest.json\"",
+            "artifacts[0].destination",
+        ),
+        (
+            "[[artifacts]]\nsource = \"/a\"\nexclude = \"*.o\"",
+            "artifacts[0].exclude",
+        ),
         ("[[steps]]\nname = \"../x\"", "steps[0].name"),
         (
             "[[steps]]\nname = \"a\"\n[[steps]]\nname = \"A\"",

@@ -360,7 +360,10 @@ impl Guest {
             },
             FOLDER => SandboxError::Request {
                 field: "workdir",
-                value: format!("{:?} ({why})", place.workdir),
+                value: match place.workdir.as_str() {
+                    "" => format!("that of the sandbox ({why})"),
+                    folder => format!("{folder:?} ({why})"),
+                },
                 allowed: "an absolute path of a folder that is there and that the user may enter"
                     .into(),
             },

@@ -40,9 +40,16 @@ fn tasks_with_images_are_solved_by_their_solutions_only() {
             "separate",
             "artifacts = [\"/etc/out.txt\"]\n[verifier]\nenvironment_mode = \"separate\"\n",
         ),
+        ("made", ""),
     ] {
         let task = tasks.join(name);
         image(&task.join("environment"));
+        if name == "made" {
+            // Builders do not make the last folder.
+            let path = task.join("environment/Dockerfile");
+            let text = fs::read_to_string(&path).unwrap();
+            file(&path, &format!("{text}WORKDIR /made/here\n"));
+        }
         file(&task.join("task.toml"), keys);
         file(
             &task.join("instruction.md"),
@@ -50,7 +57,7 @@ fn tasks_with_images_are_solved_by_their_solutions_only() {
         );
         file(
             &task.join("solution/solve.sh"),
-            "#!/bin/sh\ncp in.txt /etc/out.txt\n",
+            "#!/bin/sh\ncp /app/in.txt /etc/out.txt\n",
         );
         let test = "#!/bin/sh\nr=0\n[ \"$(cat /etc/out.txt)\" = in ] && [ ! -e /solution/solve.sh ] && r=1\n\
                     [ \"$(id -u)\" = 0 ] || r=0\necho $r >/logs/verifier/reward.txt\n";
@@ -69,6 +76,6 @@ fn tasks_with_images_are_solved_by_their_solutions_only() {
     ]);
     let report = last_line(&check.output().unwrap());
     assert_eq!(report["level"], "container", "{report}");
-    assert_eq!(report["passed"], 2, "{report}");
+    assert_eq!(report["passed"], 3, "{report}");
     assert_eq!(report["failed"], 0, "{report}");
 }
