@@ -5,7 +5,7 @@ measured before, between and after, greedily and sampled. The difference of RL t
 the widest of three, clustered by task, by type of task and by seed. A matrix shows what a model of one domain does in the others. Needs
 Linux, Python 3.11, a `sinew` program and the model's package; the domain `harbor` also the tasks of scripts/harbor_tasks.py:
 
-    python3 scripts/harbor_tasks.py --out .cache/harbor-tasks
+    python3 scripts/harbor_tasks.py --out .cache/harbor-two-steps --families two-steps
     python3 benches/gain.py target/release/sinew --out runs/gain
     python3 benches/gain.py target/release/sinew --out runs/gain --domains harbor --seeds 0 --rl train.steps=20 --no-matrix
 

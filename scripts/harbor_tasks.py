@@ -1,6 +1,7 @@
 """Writes small tasks in the format of Harbor, a folder each: file edits, searches, tables, moves, repairs.
 
     python3 scripts/harbor_tasks.py --out .cache/harbor-tasks
+    python3 scripts/harbor_tasks.py --out .cache/harbor-two-steps --families two-steps
     python3 scripts/harbor_tasks.py --out .cache/harbor-tasks --families sort-file,count-lines --tasks 5 --seed 3
     python3 scripts/harbor_tasks.py --out .cache/harbor-tasks --check
     python3 scripts/harbor_tasks.py --base
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 
-from harbor_families import FAMILIES, HELD_OUT
+from harbor_families import FAMILIES, HELD_OUT, SETS
 
 IMAGE = "docker.io/library/python:3.12-slim"
 PACKAGES = "python3,ca-certificates"
@@ -179,7 +180,7 @@ def make_base():
 
 def names(text):
     """Names of families with commas between them."""
-    found = [name for name in text.split(",") if name]
+    found = [name for part in text.split(",") if part for name in SETS.get(part, [part])]
     unknown = sorted(set(found) - set(FAMILIES))
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: no such family; --list shows all")
@@ -197,7 +198,7 @@ def positive(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, help="folder of the tasks")
-    parser.add_argument("--families", type=names, default=list(FAMILIES), help="families to write, by name; default: all")
+    parser.add_argument("--families", type=names, default=list(FAMILIES), help=f"families to write, by name or set ({', '.join(SETS)}); default: all")
     parser.add_argument("--held-out-families", type=names, default=None, metavar="NAMES",
                         help="those of them that are written to DIR/held-out; an empty text: none")
     parser.add_argument("--tasks", type=positive, default=20, help="training tasks of each family (20)")

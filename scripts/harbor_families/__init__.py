@@ -1,9 +1,12 @@
 """Generated tasks in the format of Harbor: their families, and the verifier that each task carries."""
 
 from . import edits, folders, queries
+# Pairs are made of the families that were registered before.
+from . import pairs
 from .parts import FAMILIES, Family, Made
 
-#: Families that are not trained on. Every command of theirs is put together from parts that trained families show.
+#: Families that are not trained on. Their commands have options and forms that trained families show in other commands. A held-out
+#: pair is easier: only the order of its steps is new.
 HELD_OUT = (
     "append-two-lines",
     "back-up-file",
@@ -20,6 +23,10 @@ HELD_OUT = (
     "sort-two-files",
     "suffix-lines",
     "swap-case-down",
+    *pairs.HELD_OUT,
 )
 
-__all__ = ["FAMILIES", "HELD_OUT", "Family", "Made", "edits", "folders", "queries"]
+#: Families by the name of their set.
+SETS = {"two-steps": pairs.TWO_STEPS}
+
+__all__ = ["FAMILIES", "HELD_OUT", "SETS", "Family", "Made", "edits", "folders", "pairs", "queries"]
