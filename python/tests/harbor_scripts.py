@@ -60,7 +60,7 @@ def stage(folder):
     stats = lambda part: {"success": part, "greedy_success": part}
     lines = [{"when": "before", "stats": stats(0.1)}, {"when": "after", "stats": stats(sum(solved(folder, "")) / TASKS)}]
     (folder / "evals.jsonl").write_text("".join(json.dumps(line) + "\\\\n" for line in lines))
-    (folder / "metrics.jsonl").write_text(json.dumps({"rollout": {"episodes": 64}, "samples": {"equal": 48}}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"rollout": {"episodes": 64}, "samples": {"equal": {"count": 48}}}))
 
 if argv[0] == "train":
     folder, recipe = pathlib.Path(value("--run-dir")), tomllib.loads(pathlib.Path(argv[1]).read_text())

@@ -413,12 +413,17 @@ fn harnesses_of_the_field_ask_the_gateway_where_they_are_installed() {
         // text has more of them.
         assert!(weight(0) < -5.0 && weight(1) < weight(0), "{sample}");
     }
-    let task = dir.path().join("words.py");
-    fs::write(&task, INSPECT).unwrap();
-    let mut command = Command::new(python.with_file_name("inspect"));
+    fs::write(dir.path().join("words.py"), INSPECT).unwrap();
+    let mut command = Command::new(
+        fs::canonicalize(python.parent().unwrap())
+            .unwrap()
+            .join("inspect"),
+    );
+    // It takes only relative paths.
     command
+        .current_dir(dir.path())
         .arg("eval")
-        .arg(&task)
+        .arg("words.py")
         .args([
             "--model",
             "openai/sinew",
