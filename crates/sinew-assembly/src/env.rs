@@ -135,7 +135,8 @@ fn taskset(
     Ok((tasks, None, None))
 }
 
-/// Facts about the sandboxes of a recipe, and whether an agent program plays in them. A server has no machines.
+/// Facts about the sandboxes of a recipe, and whether an agent program plays in them. A server has no
+/// machines.
 pub(crate) fn facts(sandbox: &SandboxPlan, program: bool) -> Result<SandboxFacts, Failure> {
     let level = match sandbox.server {
         None => sandbox.level.name(),

@@ -76,8 +76,8 @@ pub fn launch_on(plan: &mut RunPlan, on: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name of a run for engines: on Kubernetes that of its objects there, elsewhere one that follows from the
-/// recipe and the folder.
+/// The name of a run for engines: on Kubernetes that of its objects there, elsewhere one that follows from
+/// the recipe and the folder.
 pub fn launched_name(plan: &RunPlan, dir: &Path) -> String {
     let in_cluster = plan
         .launch

@@ -6,8 +6,8 @@
 //! | `service` | the run, one for each episode, with its outcome to come | committed by the run | end with the process |
 //! | `live` | agents, with the control token | committed by the gateway, then trained | in `RUN/journal`, over a restart |
 //!
-//! With `rollout.place = "workers"` each worker has such a gateway for agents: the run stores a rollout before
-//! its agent is answered, and open rollouts end with their worker.
+//! With `rollout.place = "workers"` each worker has such a gateway for agents: the run stores a rollout
+//! before its agent is answered, and open rollouts end with their worker.
 //!
 //! Rollouts that are committed with the purpose `live` and are in no update are still to be trained. A
 //! resumed run needs no other state. The control token stays in `RUN/control-token`, readable only by its

@@ -31,7 +31,7 @@ const CARRY: &str = include_str!("carry.py");
 const SOLUTION: &str = include_str!("solution.py");
 /// Bytes of code and of tests, each.
 const MAX_BYTES: usize = 256 << 10;
-/// Sandboxes that one run may lose to their hosts, each of which is replaced: a score does not depend on them.
+/// Sandboxes that one run may lose to their hosts. Each is replaced: a score does not depend on them.
 const LOST_SANDBOXES: usize = 2;
 /// Time that the runner has less than the sandbox, so that it ends by itself.
 const MARGIN: f64 = 0.8;

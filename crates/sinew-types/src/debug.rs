@@ -1,7 +1,7 @@
 //! `Debug` of types with parts that cannot be shown.
 
-/// Implements `Debug` for a type by the fields that can be shown: `debug_fields!(Judge, config)`, or by values
-/// of its own: `debug_fields!(Worlds as this, envs = this.envs.name())`.
+/// Implements `Debug` for a type by the fields that can be shown: `debug_fields!(Judge, config)`, or by
+/// values of its own: `debug_fields!(Worlds as this, envs = this.envs.name())`.
 #[macro_export]
 macro_rules! debug_fields {
     ($type:ident $(, $field:ident)* $(,)?) => {

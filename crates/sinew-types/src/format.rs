@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// Maximum of bytes of all texts of a format. Larger formats are refused before compilation.
 pub const MAX_FORMAT_BYTES: usize = 256 * 1024;
 /// Maximum of texts of a [`Grammar::Choice`] and of calls of a [`Grammar::Tools`].
-pub const MAX_FORMAT_ITEMS: usize = 256;
+const MAX_FORMAT_ITEMS: usize = 256;
 
 /// A format that the output must have, to the byte.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -125,7 +125,7 @@ pub enum FormatError {
         field: &'static str,
         /// Bytes of the grammar, or number of texts or calls.
         actual: usize,
-        /// [`MAX_FORMAT_BYTES`] or [`MAX_FORMAT_ITEMS`].
+        /// [`MAX_FORMAT_BYTES`], or 256 texts or calls.
         limit: usize,
     },
     /// A field has a value that it cannot have.

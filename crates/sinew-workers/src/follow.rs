@@ -160,8 +160,8 @@ pub fn first_weights(
     last.filter(|_| !stop()).map_or(Ok(None), Err)
 }
 
-/// Weights that an owner named, their mark, and the time at which it named them. The weights are missing if the
-/// follower gave them out before.
+/// Weights that an owner named, their mark, and the time at which it named them. The weights are missing if
+/// the follower gave them out before.
 type Fetched = (Option<FollowedWeights>, PublishedMark, Instant);
 
 /// Weights that are others than `seen`, if there are some within the wait.

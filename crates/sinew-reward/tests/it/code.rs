@@ -109,7 +109,12 @@ async fn a_lost_host_costs_no_score_until_hosts_are_lost_again_and_again() {
             left: AtomicUsize::new(losses),
         };
         let reward = made_on(Arc::new(losing), "program(answer)", 20.0, "").unwrap();
-        let got = score(reward.as_ref(), "x = 1", json!("assert open('solution.py').read()")).await;
+        let got = score(
+            reward.as_ref(),
+            "x = 1",
+            json!("assert open('solution.py').read()"),
+        )
+        .await;
         match got {
             Ok(score) => assert!(is_scored && score.value == 1.0, "{losses}"),
             Err(unscored) => {

@@ -1,8 +1,8 @@
 //! Counts of units that follow their work: the real autoscaler of a run, and what its decisions do.
 //!
 //! As the registry of a run does, a role that is to have fewer units lets those end first that do not work
-//! yet, then those with the least work; they end their work before they go. A unit that leaves does not count,
-//! so that its successor starts at once.
+//! yet, then those with the least work; they end their work before they go. A unit that leaves does not
+//! count, so that its successor starts at once.
 
 use super::World;
 use super::clock::Happening;

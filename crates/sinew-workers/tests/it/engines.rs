@@ -187,7 +187,12 @@ fn only_engines_with_announced_weights_serve() {
     assert!(seats.seat(&[wrong.seat(0), behind.seat(1)]).is_empty());
     until("both were looked at", || {
         let engines = engine.engines();
-        let why = |index: usize| engines[index].idle_because.clone().unwrap_or_default();
+        let why = |index: usize| {
+            engines
+                .get(index)
+                .and_then(|e| e.idle_because.clone())
+                .unwrap_or_default()
+        };
         why(0).contains("checksum") && why(1).contains("loading-v2")
     });
     let events = submit(&engine, 1, 4);
@@ -241,7 +246,7 @@ fn an_engine_that_dies_is_left_and_its_calls_are_repeated_elsewhere() {
         assert_eq!(versions(&tokens(events)), [3; 400]);
     }
     assert!(engine.counters().failovers > 0);
-    // What was sampled before is not sampled again.
+    // Tokens that came before are not sampled again.
     assert!(stays.engine.status().sampled_tokens < 1600);
 }
 

@@ -23,7 +23,7 @@ const CLUSTER: &str = "cluster";
 /// Seconds until a role works that the run starts as its child, and that a cluster starts.
 const START_S: (f64, f64) = (3.0, 60.0);
 
-/// What a recipe does not say, for `sinew sim RECIPE`.
+/// Facts for `sinew sim RECIPE` that a recipe does not have.
 #[derive(Debug, Args)]
 pub(crate) struct RecipeArgs {
     /// Updates to simulate; default: train.steps of a recipe, at most 20
@@ -259,7 +259,7 @@ fn role(recipe: &RunPlan, kind: RoleKind, section: &RoleSection, is_local: bool)
     }
 }
 
-/// Where episodes run: `rollout.place`.
+/// The place of episodes: `rollout.place`.
 fn place(recipe: &RunPlan, plan: &mut Plan, assumed: &mut Vec<String>) {
     let has_workers = plan.roles.iter().any(|role| role.kind == RoleKind::Rollout);
     if !recipe.on_workers(has_workers) {

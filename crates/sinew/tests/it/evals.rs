@@ -383,14 +383,8 @@ fn harnesses_of_the_field_ask_the_gateway_where_they_are_installed() {
     );
     let mut command = Command::new(&python);
     command
-        .args([
-            "-m",
-            "lm_eval",
-            "--model",
-            "local-completions",
-            "--tasks",
-            "weighed",
-        ])
+        .args(["-m", "lm_eval", "--model", "local-completions"])
+        .args(["--tasks", "weighed"])
         .args(["--model_args", &arguments, "--log_samples"])
         .arg("--include_path")
         .arg(dir.path())
@@ -413,29 +407,21 @@ fn harnesses_of_the_field_ask_the_gateway_where_they_are_installed() {
         // text has more of them.
         assert!(weight(0) < -5.0 && weight(1) < weight(0), "{sample}");
     }
-    fs::write(dir.path().join("words.py"), INSPECT).unwrap();
-    let mut command = Command::new(
-        fs::canonicalize(python.parent().unwrap())
-            .unwrap()
-            .join("inspect"),
-    );
-    // It takes only relative paths.
+    answers_inspect(&python, dir.path(), &server.address, key);
+}
+
+/// Inspect gets answers of the chat interface. It takes only relative paths of tasks.
+fn answers_inspect(python: &Path, folder: &Path, address: &str, key: &str) {
+    fs::write(folder.join("words.py"), INSPECT).unwrap();
+    let program = fs::canonicalize(python.parent().unwrap()).unwrap();
+    let mut command = Command::new(program.join("inspect"));
     command
-        .current_dir(dir.path())
-        .arg("eval")
-        .arg("words.py")
-        .args([
-            "--model",
-            "openai/sinew",
-            "-M",
-            "responses_api=false",
-            "--max-tokens",
-            "8",
-        ])
-        .args(["--display", "plain", "--log-dir"])
-        .arg(dir.path().join("logs"))
+        .current_dir(folder)
+        .args(["eval", "words.py", "--model", "openai/sinew"])
+        .args(["-M", "responses_api=false", "--max-tokens", "8"])
+        .args(["--display", "plain", "--log-dir", "logs"])
         .env("OPENAI_API_KEY", key)
-        .env("OPENAI_BASE_URL", format!("http://{}/v1", server.address));
+        .env("OPENAI_BASE_URL", format!("http://{address}/v1"));
     let said = run_ok(&mut command);
     assert!(said.contains("accuracy"), "{said}");
 }

@@ -40,7 +40,7 @@ impl Slurm {
         command.env("SLURM_CONF", conf).output().unwrap()
     }
 
-    /// What a program of Slurm prints.
+    /// The output of a program of Slurm.
     fn call(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.output(Command::new(program).args(arguments));
         let said = String::from_utf8_lossy(&output.stderr);
