@@ -196,7 +196,7 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
             path,
             purpose,
             scores,
-        }) => DatasetConfig::Episodes(StoredEpisodes {
+        }) => DatasetConfig::Episodes(Box::new(StoredEpisodes {
             store: run_reader(Path::new(path)).map_err(|e| e.of("data.path"))?,
             path: path.clone(),
             purpose: purpose.clone(),
@@ -206,7 +206,7 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
                 Err(RunDirError::NoRun { .. }) => None,
                 Err(e) => return Err(e.into()),
             },
-        }),
+        })),
     };
     let context = recipe.rollout.max_context_tokens as usize;
     let data = Dataset::load(&config, renderer, context)?;

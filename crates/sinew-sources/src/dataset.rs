@@ -48,7 +48,7 @@ pub enum DatasetConfig {
     /// Rows with `prompt`, `chosen` and `rejected`; and `tools`.
     Pairs { path: String },
     /// Episodes that a run stored.
-    Episodes(StoredEpisodes),
+    Episodes(Box<StoredEpisodes>),
 }
 
 /// Episodes of a run, and which of their rewards count.

@@ -43,8 +43,8 @@ pub use engine::{
 };
 pub use fence::{Fence, FenceError, NewestFence};
 pub use format::{
-    Choice, Enforced, Format, FormatError, FormatLaw, Grammar, MAX_FORMAT_BYTES, MAX_FORMAT_ITEMS,
-    NodeFormat, ToolGrammar, ToolNeed, ToolTag, Whitespace,
+    Choice, Enforced, Format, FormatError, FormatLaw, Grammar, MAX_FORMAT_BYTES, NodeFormat,
+    ToolGrammar, ToolNeed, ToolTag, Whitespace,
 };
 pub use ids::{
     EpisodeId, GroupId, Lineage, PolicyVersion, RequestId, TaskId, TokenId, WeightsId,

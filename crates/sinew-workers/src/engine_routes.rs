@@ -92,12 +92,11 @@ impl EngineRoutes {
         let Some(wanted) = wanted.filter(|_| mark == call.weights) else {
             return Err(ServedEvent::Weights(mark));
         };
-        let running = Running::new(self).ok_or_else(|| {
-            ServedEvent::Failed(EngineError::QueueFull {
-                waiting: MAX_RUNNING,
-                limit: MAX_RUNNING,
-            })
-        })?;
+        let full = EngineError::QueueFull {
+            waiting: MAX_RUNNING,
+            limit: MAX_RUNNING,
+        };
+        let running = Running::new(self).ok_or(ServedEvent::Failed(full))?;
         let id = RequestId(self.next.fetch_add(1, Ordering::Relaxed));
         // Bounded by the tokens of the call, its prompt and its end; a sink must not block, so it cannot
         // wait.

@@ -324,7 +324,10 @@ async fn plain_tasks_share_the_machine_image_of_their_base() {
         task(dir.path(), keys);
         let world = World::new(rewards("1"));
         assert!(outcome(&world, dir.path()).await.success);
-        assert_eq!(*world.sources.lock().unwrap(), [source.clone()]);
+        assert_eq!(
+            *world.sources.lock().unwrap(),
+            std::slice::from_ref(&source)
+        );
         let shared = source != built;
         let put = world.file(0, "/srv/sub/in.txt");
         assert_eq!(put.as_deref(), shared.then_some("in"));

@@ -22,7 +22,7 @@ pub struct HopTimes {
 
 impl HopTimes {
     /// Seconds until the world of an episode starts on its worker.
-    pub(crate) fn to_worker_s(&self) -> f64 {
+    pub(crate) fn until_worker_s(&self) -> f64 {
         self.put_s + self.lease_s
     }
 

@@ -90,7 +90,7 @@ impl World {
     /// Starts the environment of an episode on its units.
     pub(super) fn boot_on(&mut self, slot: u32) {
         let key = self.episodes[slot].key_of(RandomUse::Boot, 0);
-        let boot_s = self.plan.tools.boot_s.draw(key) + self.plan.hops.to_worker_s();
+        let boot_s = self.plan.tools.boot_s.draw(key) + self.plan.hops.until_worker_s();
         let timeout_s = self.plan.rollout.timeout_s;
         self.then(slot, boot_s, Happening::Booted);
         if timeout_s < 86_400.0 {
