@@ -1,8 +1,9 @@
 //! The number of roles of a kind that is worth its price: pure, from what the roles report.
 //!
 //! More are wanted while work waits. Fewer are wanted when roles were idle for a time, and when the work of
-//! that time would have fitted into fewer: where work is spread evenly, as a router does, no role is ever idle. A
-//! change is followed by a pause, so that its effect is seen first: roles that start do not count as too few.
+//! that time would have fitted into fewer: where work is spread evenly, as a router does, no role is ever
+//! idle. A change is followed by a pause, so that its effect is seen first: roles that start do not count as
+//! too few.
 
 /// Share of the capacity of the roles that stay which the work of a time may fill for others to be ended.
 const FILL: f64 = 0.7;

@@ -65,8 +65,8 @@ impl WorkerLoads {
         self.workers.values().filter(live).count()
     }
 
-    /// Workers that held episodes in their last report and have been silent for longer than a time since. Each
-    /// silence is named once.
+    /// Workers that held episodes in their last report and have been silent for longer than a time since.
+    /// Each silence is named once.
     pub(crate) fn newly_silent(&mut self, longer_than_s: f64, now_s: f64) -> Vec<String> {
         let mut names = Vec::new();
         for (name, seen) in &mut self.workers {
