@@ -2,7 +2,7 @@
 
 use super::delta;
 use super::tensors::TensorFile;
-use super::{DELTAS, LATEST, MAX_DELTA, MAX_PAUSE, TENSORS};
+use super::{DELTA_PARTS, DELTAS, LATEST, MAX_DELTA, MAX_PAUSE, TENSORS};
 use crate::folder::{FolderError, Stage, WeightsFolder, bytes_as, io, remove, write};
 use sinew_types::{
     DeltaSpan, Dtype, Lineage, PolicyVersion, TensorSource, WeightsId, WeightsManifest,
@@ -153,7 +153,7 @@ impl SharedWeights {
         };
         let base = anchor.manifest.version;
         let whole = |t: &WeightsManifestTensor| t.shape.iter().product::<usize>() * t.dtype.bytes();
-        let limit = anchor.manifest.tensors.iter().map(whole).sum::<usize>() as f64 * MAX_DELTA;
+        let all: usize = anchor.manifest.tensors.iter().map(whole).sum();
         let names = anchor.manifest.tensors.iter().map(|t| &t.name);
         let same = weights.names().iter().eq(names);
         if base == version || !same {
@@ -161,7 +161,7 @@ impl SharedWeights {
         }
         let path = stage.path.join(DELTAS);
         let mut file = File::create(&path).map_err(io("create", &path))?;
-        let (mut offset, mut listed) = (0, Vec::new());
+        let (mut offset, mut seen, mut listed) = (0, 0, Vec::new());
         for tensor in &anchor.manifest.tensors {
             let name = &tensor.name;
             let view = weights.tensor(name);
@@ -187,7 +187,9 @@ impl SharedWeights {
                 ..tensor.clone()
             });
             offset += bytes.len() as u64;
-            if offset as f64 > limit {
+            seen += whole(tensor);
+            // A part of the tensors shows how large the rest will be.
+            if offset as f64 > MAX_DELTA * seen.max(all / DELTA_PARTS) as f64 {
                 return give_up(&path, true);
             }
         }
