@@ -8,7 +8,7 @@ use crate::template::PassedEnv;
 use sinew_env::{EnvError, ImageSource, MachineNetwork, MachineSpec, Machines, Sandboxes};
 use sinew_sandbox::{Ending, Entry, EntryKind, ExecResult, SandboxError, SandboxSpec, folder};
 use std::collections::BTreeMap;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -273,7 +273,11 @@ async fn copy(
             let shown = from.display();
             return Err(failed(format!("COPY {shown} leads out of the task")));
         }
-        let target = Path::new(&place.layout.workdir).join(to);
+        // Without a separator at its end, which an empty `to` would leave.
+        let target: PathBuf = Path::new(&place.layout.workdir)
+            .join(to)
+            .components()
+            .collect();
         if path.is_dir() {
             let target = target.to_string_lossy().into_owned();
             place.put(&path, &target, false).await.map_err(broken)?;

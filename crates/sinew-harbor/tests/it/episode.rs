@@ -310,7 +310,7 @@ async fn a_separate_verifier_gets_artifacts_and_nothing_else() {
 async fn plain_tasks_share_the_machine_image_of_their_base() {
     let dir = tempfile::tempdir().unwrap();
     let environment = dir.path().join("environment");
-    let text = "FROM base:1\nENV A=1\nWORKDIR /srv\nCOPY files/ sub/\n";
+    let text = "FROM base:1\nENV A=1\nWORKDIR /srv\nCOPY files/ sub/\nCOPY files/ ./\n";
     file(&environment.join("files/in.txt"), "in");
     file(&environment.join("Dockerfile"), text);
     let built = ImageSource::Build {
@@ -329,8 +329,10 @@ async fn plain_tasks_share_the_machine_image_of_their_base() {
             std::slice::from_ref(&source)
         );
         let shared = source != built;
-        let put = world.file(0, "/srv/sub/in.txt");
-        assert_eq!(put.as_deref(), shared.then_some("in"));
+        for path in ["/srv/sub/in.txt", "/srv/in.txt"] {
+            let put = world.file(0, path);
+            assert_eq!(put.as_deref(), shared.then_some("in"), "{path}");
+        }
         let specs = world.specs.lock().unwrap();
         let variable = ("A".to_owned(), "1".to_owned());
         assert_eq!(specs[0].env.contains(&variable), shared);
