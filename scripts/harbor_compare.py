@@ -95,7 +95,7 @@ def played(args, folder, job, count, at_once, agent=None):
     shutil.rmtree(out / job, ignore_errors=True)
     command = [args.harbor, "run", "-p", folder, "-a", agent or job, "-e", args.engine, "-o", out, "--job-name", job]
     command += ["-n", at_once, "-y", "-q"]
-    path = f"{pathlib.Path(args.harbor).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    path = f"{pathlib.Path(args.harbor).absolute().parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     env = {**os.environ, "PATH": path, "HARBOR_TELEMETRY": "off"}
     subprocess.run([str(part) for part in command], env=env, timeout=count * TASK_S, stdout=sys.stderr)
     found = {}
