@@ -162,7 +162,7 @@ fn own_address() -> Option<IpAddr> {
     (!own.is_unspecified()).then_some(own)
 }
 
-/// The address at which other hosts reach a listener: that of this host, if it listens on all of its own.
+/// Other hosts reach a listener at this address. A listener on all addresses has that of this host.
 pub fn reached_at(bound: SocketAddr) -> SocketAddr {
     match own_address() {
         Some(own) if bound.ip().is_unspecified() => SocketAddr::new(own, bound.port()),

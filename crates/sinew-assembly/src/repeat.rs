@@ -16,8 +16,8 @@ use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// Tables that may change without changing the step: no episode is run, scores are those that were stored,
-/// and the copy has a store of its own.
+/// Tables that do not change a repeated step: it runs no episodes, takes the stored scores, and writes to its
+/// own store.
 const NOT_RUN: [&str; 5] = ["env", "tasks", "reward", "judge", "store"];
 
 /// Steps that were done again.

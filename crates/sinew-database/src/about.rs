@@ -14,7 +14,7 @@ pub(crate) struct About {
     pub(crate) scores: i64,
     /// Bytes of all payloads.
     pub(crate) bytes: u64,
-    /// In the names of new objects; see `sweep`.
+    /// New objects have this number in their names; see `sweep`.
     pub(crate) epoch: i64,
 }
 

@@ -17,7 +17,7 @@ use tokio_postgres::{Client, Config};
 const CONNECT: Duration = Duration::from_secs(5);
 /// Idle time after which the system asks whether the server is still there.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Time after which a connection whose bytes nobody acknowledges is made anew. The system repeats them at
+/// A connection is made anew if its bytes are not acknowledged for this time. The system repeats them at
 /// pauses that double, so that a connection may be silent for as long again as the network was away.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// Pauses between attempts: the first, and the longest.

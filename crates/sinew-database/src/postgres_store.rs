@@ -97,7 +97,7 @@ pub struct PostgresStore {
     postgres: Postgres,
     payloads: Option<Payloads>,
     identity: String,
-    /// In the names of the objects that are written now, as far as this process knows.
+    /// New objects have this number in their names. Another process may have raised it since.
     epoch: AtomicI64,
     /// Nanoseconds that callers have waited for durable writes.
     waited_ns: AtomicU64,

@@ -125,12 +125,8 @@ impl LocalBackend {
                     routes,
                     ..
                 } => {
-                    let reason = match &reason {
-                        FinishReason::ContextFull => reason,
-                        other => sink.end(&server_end(other)).await?,
-                    };
                     return Ok(AttemptEnd {
-                        reason,
+                        reason: checked_end(sink, reason).await?,
                         cached_prompt_tokens,
                         routes,
                     });
@@ -142,8 +138,19 @@ impl LocalBackend {
     }
 }
 
+/// The reason of an engine's end, checked like that of a server. A full context is the engine's to know.
+pub(crate) async fn checked_end(
+    sink: &mut AttemptSink,
+    reason: FinishReason,
+) -> Result<FinishReason, AttemptError> {
+    match &reason {
+        FinishReason::ContextFull => Ok(reason),
+        other => sink.end(&server_end(other)).await,
+    }
+}
+
 /// The reason of an engine's end, as that of a server.
-pub(crate) fn server_end(reason: &FinishReason) -> ServerEnd {
+fn server_end(reason: &FinishReason) -> ServerEnd {
     match reason {
         FinishReason::StopId { id } => ServerEnd::StopId(Some(*id)),
         FinishReason::StopString { text } => ServerEnd::StopString(text.clone()),

@@ -14,11 +14,11 @@ use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::config::{ConfigError, Timeouts};
 use crate::error::AttemptError;
 use crate::http::{self, Http};
-use crate::local::{refusal, server_end};
+use crate::local::{checked_end, refusal};
 use crate::served::{GENERATE_PATH, STATE_PATH, ServedCall, ServedEvent, ServedMark, ServedState};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use sinew_types::{Fidelity, FinishReason, PromptLogprobs, WeightsId};
+use sinew_types::{Fidelity, PromptLogprobs, WeightsId};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -259,12 +259,8 @@ impl SeatedEngine {
                 cached_prompt_tokens,
                 routes,
             } => {
-                let reason = match &reason {
-                    FinishReason::ContextFull => reason,
-                    other => sink.end(&server_end(other)).await?,
-                };
                 return Ok(Some(AttemptEnd {
-                    reason,
+                    reason: checked_end(sink, reason).await?,
                     cached_prompt_tokens,
                     routes,
                 }));

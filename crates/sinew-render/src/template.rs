@@ -273,7 +273,7 @@ fn failed(error: &Error, undated: bool) -> RenderError {
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     };
-    // In a macro the clock is a variable that is not defined.
+    // The template engine reports a clock that a macro calls as an undefined variable.
     let clock = match error.kind() {
         ErrorKind::UnknownFunction => message.contains(NOW),
         _ => undated && message.ends_with("undefined is not callable"),

@@ -101,7 +101,7 @@ fn an_engine_listens_where_the_workers_of_the_run_reach_it() {
         plain.contains(" --listen 0.0.0.0:0 --insecure-plain-http"),
         "{plain}"
     );
-    // With a certificate of somebody else the role says what it needs.
+    // The run has no authority to pass for a certificate that it did not make.
     let other = command(&plan, "https://owner:8092", None);
     assert!(
         !other.contains("--tls") && !other.contains("--insecure"),

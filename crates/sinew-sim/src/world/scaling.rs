@@ -53,7 +53,7 @@ impl RoleScaler {
 /// Counts and costs of roles.
 #[derive(Debug, Default)]
 pub(super) struct Scaling {
-    /// By role; `None`: its count is fixed.
+    /// Scalers in the order of the roles; `None`: the count of the role is fixed.
     scalers: Vec<Option<RoleScaler>>,
     /// Rent so far by role, in the plan's currency, and seconds of units.
     spent: Vec<f64>,

@@ -184,7 +184,7 @@ fn a_run_in_a_database_is_refused_where_it_cannot_be_read() {
     let run = folder.to_str().unwrap();
     let sim = refused(sinew().args(["sim", "--calibrate", run]));
     assert!(sim.contains("sinew runs copy"), "{sim}");
-    // The folder of the run, under another name, names no store of its own.
+    // The name of a store follows that of the folder, so that a renamed folder has none.
     let moved = dir.path().join("moved");
     std::fs::rename(&folder, &moved).unwrap();
     let mut list = sinew();
