@@ -1,7 +1,8 @@
-"""The gain of reinforcement learning over imitation, on held-out tasks, with intervals, and what it costs elsewhere.
+"""The gain of reinforcement learning, on held-out tasks, with intervals, and what it costs elsewhere.
 
-For each domain and seed a small language model imitates gold runs (SFT), then learns from its own episodes (RL). Held-out tasks are
-measured before, between and after, greedily and sampled. The difference of RL to SFT is paired by task; the interval of all seeds is
+For each domain and seed a small language model imitates gold runs (SFT), then learns from its own episodes (RL); in the domain
+`mathematics` it only learns from its own. Held-out tasks are measured before, between and after, greedily and sampled. The difference
+that RL makes is paired by task; the interval of all seeds is
 the widest of three, clustered by task, by type of task and by seed. A matrix shows what a model of one domain does in the others. Needs
 Linux, Python 3.11, a `sinew` program and the model's package; the domain `harbor` also the tasks of scripts/harbor_tasks.py:
 
@@ -45,8 +46,11 @@ FEWEST_TYPES = 8
 COMMAND_S = 24 * 3600
 #: Episodes of one page of `sinew episodes`.
 PAGE = 10_000
-#: Ways in which held-out tasks are played, with their purposes: of a run's end, and of `sinew eval`.
-WAYS = {"sampled": ("eval-after", "eval"), "greedy": ("greedy-after", "greedy")}
+#: Ways in which held-out tasks are played, with their purposes: before and after a run, and of `sinew eval`.
+WAYS = {
+    "sampled": {"before": "eval-before", "after": "eval-after", "eval": "eval"},
+    "greedy": {"before": "greedy-before", "after": "greedy-after", "eval": "greedy"},
+}
 
 
 # Statistics
@@ -173,17 +177,19 @@ class Domain:
         table = DOMAINS[name]
         self.name, self.args, self.folder = name, args, args.out / name
         self.recipes = [tomllib.loads((ROOT / path).read_text(encoding="utf-8")) for path in table["recipes"]]
-        self.chain = len(self.recipes) == 1
+        self.chain = "stage" in self.recipes[0]
         stages = self.recipes[0]["stage"] if self.chain else self.recipes
+        #: False: the model learns from its own episodes only.
+        self.imitates = len(stages) > 1
         for where, changes in (("all", args.all), ("sft", args.sft), ("rl", args.rl)):
             for key, value in {**table.get(where, {}), **dict(changes)}.items():
-                for part in {"all": self.recipes, "sft": stages[:1], "rl": stages[-1:]}[where]:
+                for part in {"all": self.recipes, "sft": stages[:-1], "rl": stages[-1:]}[where]:
                     put(part, key, value)
         self.base = self.recipes[0]["model"]
-        self.names = [stages[0]["name"], stages[-1]["name"]] if self.chain else ["sft", "rl"]
+        self.names = [stages[0]["name"], stages[-1]["name"]] if self.chain else ["sft", "rl"][-len(stages) :]
 
     def place(self, seed, stage=None):
-        """The folder of a seed, or of one of its stages: 0 or 1."""
+        """The folder of a seed, or of one of its stages: 0 the first, -1 the last."""
         folder = self.folder / f"seed-{seed}"
         return folder if stage is None else folder / self.names[stage]
 
@@ -195,17 +201,19 @@ class Domain:
         return path
 
     def train(self, seed):
-        """Both stages of a seed, or what is left of them."""
+        """All stages of a seed, or what is left of them."""
         if self.chain:
             self.run("train", self.written(self.recipes[0], "chain"), self.place(seed), seed)
             return
-        self.run("train", self.written(self.recipes[0], "sft"), self.place(seed, 0), seed)
-        recipe = {**self.recipes[1], "model": f"run:{self.place(seed, 0)}"}
-        self.run("train", self.written(recipe, f"rl-{seed}"), self.place(seed, 1), seed)
+        recipe = self.recipes[-1]
+        if self.imitates:
+            self.run("train", self.written(self.recipes[0], "sft"), self.place(seed, 0), seed)
+            recipe = {**recipe, "model": f"run:{self.place(seed, 0)}"}
+        self.run("train", self.written(recipe, f"rl-{seed}"), self.place(seed, -1), seed)
 
     def evaluate(self, seed, model, folder):
         """Measures a model on the held-out tasks of this domain."""
-        recipe = self.recipes[-1] if self.chain else {**self.recipes[1], "model": self.base}
+        recipe = {**self.recipes[-1], "model": self.base}
         self.run("eval", self.written(recipe, "eval"), folder, seed, ["--model", model])
 
     def run(self, command, recipe, folder, seed, more=()):
@@ -235,9 +243,9 @@ def said(command, allowed=(0,)):
 
 # Measurements
 
-def successes(args, folder, way, of_eval=False):
+def successes(args, folder, way, when="after"):
     """Success of held-out episodes by task and type. The last attempt of a draw counts; an episode without a score does not."""
-    purpose = WAYS[way][of_eval]
+    purpose = WAYS[way][when]
     draws, after = {}, []
     while True:
         command = [args.sinew, "episodes", folder, "--purpose", purpose, "--json", "--limit", PAGE]
@@ -273,13 +281,14 @@ def equal_share(folder):
 
 def of_seed(domain, seed):
     """The numbers of one seed, and its differences by task."""
-    args, (sft, rl) = domain.args, (domain.place(seed, 0), domain.place(seed, 1))
-    compared = said([args.sinew, "eval", "--compare", sft, rl, "--json"])[-1]["comparisons"][0]
+    args, (first, rl) = domain.args, (domain.place(seed, 0), domain.place(seed, -1))
+    when = "after" if domain.imitates else "before"
+    tasks = {way: paired(seed, successes(args, first, way, when), successes(args, rl, way)) for way in WAYS}
+    tasks = {way: pairs for way, pairs in tasks.items() if pairs}
     found = {
-        "seed": seed, "base": measured(sft, "before"), "sft": measured(sft, "after"), "rl": measured(rl, "after"),
-        "gain": {way: compared.get(way) for way in WAYS}, "equal_share": equal_share(rl),
+        "seed": seed, "base": measured(first, "before"), "sft": measured(first, "after") if domain.imitates else None,
+        "rl": measured(rl, "after"), "gain": {way: pooled(pairs) for way, pairs in tasks.items()}, "equal_share": equal_share(rl),
     }
-    tasks = {way: paired(seed, successes(args, sft, way), successes(args, rl, way)) for way in WAYS if compared.get(way)}
     return found, tasks
 
 
@@ -306,17 +315,17 @@ def matrix(domains, seeds):
         for seed in seeds:
             base = there.args.out / "matrix" / f"base-on-{there.name}" / f"seed-{seed}"
             there.evaluate(seed, there.base, base)
-            before = successes(there.args, base, "sampled", True)
+            before = successes(there.args, base, "sampled", "eval")
             for here in domains:
                 if here.name == there.name or here.base != there.base:
                     continue
-                after = []
-                for stage, name in enumerate(("sft", "rl")):
+                after = {}
+                for stage, name in ((0, "sft"), (-1, "rl"))[not here.imitates :]:
                     folder = there.args.out / "matrix" / f"{here.name}-{name}-on-{there.name}" / f"seed-{seed}"
                     there.evaluate(seed, here.place(seed, stage), folder)
-                    after.append(successes(there.args, folder, "sampled", True))
-                for against, first in (("base", before), ("sft", after[0])):
-                    pairs = paired(seed, first, after[1])
+                    after[name] = successes(there.args, folder, "sampled", "eval")
+                for against, first in (("base", before), ("sft", after.get("sft"))):
+                    pairs = paired(seed, first, after["rl"]) if first else []
                     rows.append({"trained_on": here.name, "measured_on": there.name, "against": against, "pairs": pairs})
     joined = collections.defaultdict(list)
     for row in rows:
@@ -342,12 +351,12 @@ def points(found):
 
 def show(results, crossed):
     """Tables of all domains, and of the matrix."""
-    print("| domain | seed | sampled: base, SFT, RL | greedy: base, SFT, RL | RL - SFT, sampled | RL - SFT, greedy | equal groups |")
+    print("| domain | seed | sampled: base, SFT, RL | greedy: base, SFT, RL | RL adds, sampled | RL adds, greedy | equal groups |")
     print("|---|---|---|---|---|---|---|")
     for result in results:
         for row in result["seeds"]:
-            three = {way: ", ".join(percent(row[at][way]) for at in ("base", "sft", "rl")) for way in WAYS}
-            gains = " | ".join(points(row["gain"][way]) for way in WAYS)
+            three = {way: ", ".join(percent((row[at] or {}).get(way)) for at in ("base", "sft", "rl")) for way in WAYS}
+            gains = " | ".join(points(row["gain"].get(way)) for way in WAYS)
             print(f"| {result['domain']} | {row['seed']} | {three['sampled']} | {three['greedy']} | {gains} | {percent(row['equal_share'])} % |")
         gains = " | ".join(points(result["gain"].get(way)) for way in WAYS)
         print(f"| {result['domain']} | all | | | {gains} | {'reached' if result['reached'] else 'missed'} |")
