@@ -5,7 +5,9 @@ use super::error::{ProgramError, invalid, missing};
 use super::fork_server::ForkServer;
 use super::model_server::ModelAccess;
 use super::sandboxed::{ProgramEnd, Sandboxes, tail};
+use serde_json::{Map, Value};
 use sinew_agents::Agent;
+use sinew_env::McpServer;
 use sinew_sandbox::{Ending, Limits, SandboxProvider};
 use sinew_types::Task;
 use std::collections::BTreeMap;
@@ -24,6 +26,9 @@ const OUTPUT_BYTES: u64 = 1 << 20;
 const WORK_BYTES: u64 = 64 << 20;
 /// Number of forks that the process limit of their common sandbox allows for.
 const FORKS: u64 = 64;
+
+/// Variable with the MCP servers of a task.
+const MCP_SERVERS: &str = "SINEW_MCP_SERVERS";
 
 /// A program and the limits of one run of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,17 +147,28 @@ impl Programs {
     }
 
     /// Command and variables of a run in the world of an episode. A coding agent is a script for the shell
-    /// of that world.
+    /// of that world, and gets the MCP servers of the task in its own form.
     pub(super) fn hosted(
         &self,
         access: &ModelAccess,
         task: &Task,
+        servers: &BTreeMap<String, McpServer>,
     ) -> (Vec<String>, Vec<(String, String)>) {
         let mut argv = self.config.command.argv.clone();
         if let (Some(_), Some(shell)) = (self.config.agent, argv.first_mut()) {
             *shell = "/bin/sh".into();
         }
         let mut env = variables(&access.base_url, &access.api_key, task);
+        if !servers.is_empty() {
+            let all = servers.iter();
+            let all = all.map(|(name, server)| (name.clone(), server.to_json()));
+            let all: Map<String, Value> = all.collect();
+            let text = match self.config.agent {
+                Some(agent) => agent.mcp_servers(&all),
+                None => Value::Object(all).to_string(),
+            };
+            env.push((MCP_SERVERS.to_owned(), text));
+        }
         env.extend(self.config.env.clone());
         (argv, env)
     }
