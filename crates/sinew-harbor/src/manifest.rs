@@ -422,10 +422,7 @@ fn environment(mut keys: Keys, unknown: &mut Vec<String>) -> Read<EnvironmentKey
 }
 
 /// `mcp_servers`. A later one replaces an earlier one of its name.
-fn mcp_servers(
-    keys: &mut Keys,
-    unknown: &mut Vec<String>,
-) -> Read<BTreeMap<String, McpKeys>> {
+fn mcp_servers(keys: &mut Keys, unknown: &mut Vec<String>) -> Read<BTreeMap<String, McpKeys>> {
     #[derive(Clone, Copy)]
     enum Transport {
         Stdio,

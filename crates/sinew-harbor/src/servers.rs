@@ -45,7 +45,9 @@ fn fault(
     let transport = one.server.transport();
     if !transports.contains(&transport) {
         let known = transports.join(", ");
-        return Some(format!("{player} has no transport {transport}, but {known}"));
+        return Some(format!(
+            "{player} has no transport {transport}, but {known}"
+        ));
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if !name.chars().all(plain) {
