@@ -177,9 +177,8 @@ fn an_agent_program_plays_tasks_with_a_container_and_without_a_conversation() {
     assert!(why.contains("environment/Dockerfile"), "{why}");
 }
 
-#[test]
-fn tasks_with_mcp_servers_are_for_players_that_take_them() {
-    let dir = tempfile::tempdir().unwrap();
+/// Writes a task for each kind of MCP server, and one without.
+fn with_servers(root: &Path) {
     let of =
         |name: &str, rest: &str| format!("[[environment.mcp_servers]]\nname = {name:?}\n{rest}");
     let stdio = "transport = \"stdio\"\ncommand = \"python3\"\n";
@@ -212,12 +211,18 @@ fn tasks_with_mcp_servers_are_for_players_that_take_them() {
             ),
         ),
     ] {
-        task(&dir.path().join(folder), &keys);
+        task(&root.join(folder), &keys);
         file(
-            &dir.path().join(folder).join("environment/Dockerfile"),
+            &root.join(folder).join("environment/Dockerfile"),
             "FROM a\n",
         );
     }
+}
+
+#[test]
+fn tasks_with_mcp_servers_are_for_players_that_take_them() {
+    let dir = tempfile::tempdir().unwrap();
+    with_servers(dir.path());
     let skipped = |player: Option<McpFacts>| {
         let place = PlaceFacts {
             program: true,

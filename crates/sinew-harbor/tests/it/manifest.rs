@@ -196,18 +196,6 @@ fn a_wrong_value_is_named_with_its_file_and_key() {
             "[[verifier.collect]]\nservice = \"db\"",
             "verifier.collect[0].command",
         ),
-        (
-            "[[environment.mcp_servers]]\nname = \"a\"",
-            "environment.mcp_servers[0].url",
-        ),
-        (
-            "[[environment.mcp_servers]]\nname = \"a\"\ntransport = \"stdio\"",
-            "environment.mcp_servers[0].command",
-        ),
-        (
-            "[[environment.mcp_servers]]\nname = \"a\"\ntransport = \"pipe\"",
-            "environment.mcp_servers[0].transport",
-        ),
         ("artifacts = [\"../etc\"]", "artifacts"),
         ("artifacts = [1]", "artifacts"),
         (
@@ -242,4 +230,20 @@ fn a_wrong_value_is_named_with_its_file_and_key() {
     }
     let e = parse("[agent]\n\nx = \n").unwrap_err().to_string();
     assert!(e.contains("line 3"), "{e}");
+}
+
+#[test]
+fn a_server_lacks_what_its_transport_needs() {
+    for (rest, key) in [
+        ("", "url"),
+        ("transport = \"stdio\"\nurl = \"x\"", "command"),
+        ("transport = \"pipe\"", "transport"),
+        ("transport = \"sse\"\nurl = \"x\"\nargs = 1", "args"),
+    ] {
+        let text = format!("[[environment.mcp_servers]]\nname = \"a\"\n{rest}\n");
+        let HarborError::Key { key: found, .. } = parse(&text).unwrap_err() else {
+            panic!("{text}");
+        };
+        assert_eq!(found, format!("environment.mcp_servers[0].{key}"));
+    }
 }

@@ -27,9 +27,6 @@ const WORK_BYTES: u64 = 64 << 20;
 /// Number of forks that the process limit of their common sandbox allows for.
 const FORKS: u64 = 64;
 
-/// Variable with the MCP servers of a task.
-const MCP_SERVERS: &str = "SINEW_MCP_SERVERS";
-
 /// A program and the limits of one run of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramConfig {
@@ -159,16 +156,7 @@ impl Programs {
             *shell = "/bin/sh".into();
         }
         let mut env = variables(&access.base_url, &access.api_key, task);
-        if !servers.is_empty() {
-            let all = servers.iter();
-            let all = all.map(|(name, server)| (name.clone(), server.to_json()));
-            let all: Map<String, Value> = all.collect();
-            let text = match self.config.agent {
-                Some(agent) => agent.mcp_servers(&all),
-                None => Value::Object(all).to_string(),
-            };
-            env.push((MCP_SERVERS.to_owned(), text));
-        }
+        env.extend(mcp_variable(self.config.agent, servers));
         env.extend(self.config.env.clone());
         (argv, env)
     }
@@ -302,6 +290,25 @@ fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)
     .into()
 }
 
+/// Returns the variable with the MCP servers of a task, in the form of a coding agent, or else as most
+/// clients write them. `None`: there are no servers.
+fn mcp_variable(
+    agent: Option<&Agent>,
+    servers: &BTreeMap<String, McpServer>,
+) -> Option<(String, String)> {
+    let all = servers.iter();
+    let all = all.map(|(name, server)| (name.clone(), server.to_json()));
+    let all: Map<String, Value> = all.collect();
+    if all.is_empty() {
+        return None;
+    }
+    let text = match agent {
+        Some(agent) => agent.mcp_servers(&all),
+        None => Value::Object(all).to_string(),
+    };
+    Some(("SINEW_MCP_SERVERS".to_owned(), text))
+}
+
 /// Returns the error for a program whose first model call was refused.
 fn refused(why: impl Display) -> ProgramError {
     missing(
@@ -357,6 +364,24 @@ mod tests {
         );
         assert_eq!(get("SINEW_TASK"), "p");
         assert!(env.iter().all(|(_, value)| !value.contains("42")));
+    }
+
+    #[test]
+    fn programs_find_the_mcp_servers_of_their_task() {
+        let server = McpServer::Stdio {
+            command: "files".into(),
+            args: vec!["-v".into()],
+        };
+        let mut servers = BTreeMap::new();
+        assert_eq!(mcp_variable(None, &servers), None);
+        servers.insert("a".to_owned(), server);
+        let (name, text) = mcp_variable(None, &servers).unwrap();
+        assert_eq!(name, "SINEW_MCP_SERVERS");
+        let read: Value = serde_json::from_str(&text).unwrap();
+        let own = serde_json::json!({ "type": "stdio", "command": "files", "args": ["-v"] });
+        assert_eq!(read["a"], own);
+        let (_, table) = mcp_variable(Some(&sinew_agents::CODEX), &servers).unwrap();
+        assert!(table.contains("[mcp_servers.a]"), "{table}");
     }
 
     /// Functions of agents that run code which leaves a process behind: it writes to whatever it can reach.
