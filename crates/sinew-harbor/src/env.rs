@@ -534,7 +534,7 @@ impl ProgramHost for HarborEnv {
             self.carry_out(home).await?;
             self.said = None;
             let command = Command {
-                argv: servers::beside(&self.task.manifest.environment, program.argv),
+                argv: servers::after_check(&self.task.manifest.environment, program.argv),
                 env,
                 user: None,
                 deadline: program.deadline,

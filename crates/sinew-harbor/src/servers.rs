@@ -1,4 +1,4 @@
-//! MCP servers of a task: who can use them, and how those with an address run beside an agent program.
+//! MCP servers of a task: who can use them, and how those with an address run while an agent program does.
 //!
 //! A program of the task ends with the command that started it. A server with an address is therefore started
 //! by the health check of the task, which runs again in the execution of the agent.
@@ -10,12 +10,12 @@ use sinew_env::{McpFacts, McpServer};
 /// Maximum bytes of all servers as JSON: agents get them as one variable, which Linux limits to 128 KiB.
 const MAX_BYTES: usize = 32 << 10;
 
-/// Maximum number of tries of the health check beside an agent.
+/// Maximum number of tries of the health check before an agent.
 const MAX_TRIES: u64 = 10_000;
 
 /// Runs the health check `$0` at most `$1` times, every `$2` seconds, then becomes the agent.
-const BESIDE: &str = "n=0; until /bin/sh -c \"$0\" </dev/null >/dev/null 2>&1; do n=$((n + 1)); \
-    if [ \"$n\" -ge \"$1\" ]; then echo 'the health check failed beside the agent' >&2; exit 69; fi; \
+const WITH_CHECK: &str = "n=0; until /bin/sh -c \"$0\" </dev/null >/dev/null 2>&1; do n=$((n + 1)); \
+    if [ \"$n\" -ge \"$1\" ]; then echo 'the health check failed before the agent' >&2; exit 69; fi; \
     sleep \"$2\"; done; shift 2; exec \"$@\"";
 
 /// The first server that a player cannot use.
@@ -79,7 +79,7 @@ fn is_inside(url: &str) -> bool {
 }
 
 /// The command of an agent, after the health check of the task where a server has an address.
-pub(crate) fn beside(keys: &EnvironmentKeys, argv: Vec<String>) -> Vec<String> {
+pub(crate) fn after_check(keys: &EnvironmentKeys, argv: Vec<String>) -> Vec<String> {
     let mut servers = keys.mcp_servers.values();
     let stdio = |one: &McpKeys| matches!(one.server, McpServer::Stdio { .. });
     let (false, Some(check)) = (servers.all(stdio), &keys.healthcheck) else {
@@ -87,7 +87,7 @@ pub(crate) fn beside(keys: &EnvironmentKeys, argv: Vec<String>) -> Vec<String> {
     };
     let early = (check.start_period_s / check.interval_s).ceil() as u64;
     let tries = check.retries.saturating_add(early).min(MAX_TRIES);
-    let mut words = ["/bin/sh", "-c", BESIDE].map(str::to_owned).to_vec();
+    let mut words = ["/bin/sh", "-c", WITH_CHECK].map(str::to_owned).to_vec();
     words.push(check.command.clone());
     words.push(tries.to_string());
     words.push(check.interval_s.to_string());

@@ -326,7 +326,7 @@ mod tests {
             said,
             answer("1", "a.txt"),
             answer("2", "b.txt"),
-            Message::new(Role::User, "Go on."),
+            Message::new(Role::User, "More."),
             Message::new(Role::Assistant, "Done."),
         ];
         let written = |messages: &[Message]| {

@@ -506,7 +506,7 @@ async fn a_program_works_in_the_machine_of_its_task() {
 }
 
 #[tokio::test]
-async fn servers_with_an_address_are_started_beside_the_program() {
+async fn servers_with_an_address_are_started_before_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let check =
         "[environment.healthcheck]\ncommand = \"serve\"\nstart_period_sec = 10\nretries = 2\n";
