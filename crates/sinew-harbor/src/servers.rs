@@ -98,6 +98,46 @@ pub(crate) fn after_check(keys: &EnvironmentKeys, argv: Vec<String>) -> Vec<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::HealthCheck;
+    use std::process::{Command, Output};
+
+    /// Runs `/bin/echo` as an agent behind a health check, in a folder.
+    fn run(check: &str, folder: &std::path::Path) -> Output {
+        let web = McpKeys {
+            server: McpServer::Http {
+                url: "http://localhost:1".into(),
+            },
+            headers: false,
+        };
+        let keys = EnvironmentKeys {
+            healthcheck: Some(HealthCheck {
+                command: check.into(),
+                interval_s: 0.001,
+                timeout_s: 1.0,
+                start_period_s: 0.0,
+                start_interval_s: 1.0,
+                retries: 3,
+            }),
+            mcp_servers: [("web".to_owned(), web)].into(),
+            ..EnvironmentKeys::default()
+        };
+        let argv = after_check(&keys, vec!["/bin/echo".into(), "a  b".into()]);
+        let mut command = Command::new(&argv[0]);
+        let command = command.args(&argv[1..]).current_dir(folder);
+        command.output().unwrap()
+    }
+
+    #[test]
+    fn the_agent_starts_when_the_health_check_succeeds() {
+        let dir = tempfile::tempdir().unwrap();
+        let second = "echo noise; [ -e first ] || { touch first; exit 1; }";
+        assert_eq!(run(second, dir.path()).stdout, b"a  b\n");
+        let never = run("echo >>tries; exit 1", dir.path());
+        assert_eq!(never.status.code(), Some(69));
+        assert!(never.stdout.is_empty());
+        let tries = std::fs::read_to_string(dir.path().join("tries")).unwrap();
+        assert_eq!(tries.lines().count(), 3);
+    }
 
     #[test]
     fn only_addresses_of_the_loopback_interface_are_inside() {
