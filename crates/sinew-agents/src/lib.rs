@@ -9,6 +9,7 @@
 //! | `OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`, `GOOGLE_GEMINI_BASE_URL` and their keys | the rollout |
 //! | `SINEW_AGENTS` | the folder with the installed agents |
 //! | `SINEW_AGENT_HOME` | the folder for settings and sessions; left out: the current folder |
+//! | `SINEW_MCP_SERVERS` | the MCP servers of the task, in the agent's own form; left out: none |
 //! | `SINEW_MODEL`, `SINEW_CONTEXT_TOKENS`, `SINEW_TURN_TOKENS` | what the agent is told of the model |
 //!
 //! ```
@@ -24,6 +25,7 @@
 //! - A script writes only below the agent's home.
 
 mod agents;
+mod mcp;
 mod output;
 mod package;
 

@@ -11,13 +11,14 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_bridge::{PythonRows, RowLimits};
 use sinew_env::{
-    EnvFactory, IMAGE_COLUMN, MixtureFactory, MixtureTasks, Reward, RewardSample, Rewarded,
-    SandboxFacts, Sandboxes, Score, Split, TaskImage, Taskset, Unscored,
+    EnvFactory, IMAGE_COLUMN, McpFacts, McpServer, MixtureFactory, MixtureTasks, Reward,
+    RewardSample, Rewarded, SandboxFacts, Sandboxes, Score, Split, TaskImage, Taskset, Unscored,
 };
 use sinew_judge::Bench;
 use sinew_model::{Dataset, resolve_dataset};
 use sinew_recipe::{
-    EnvMember, HeldOut, Level, RewardSection, RunPlan, SandboxPlan, ScoredBy, TasksPlan,
+    CommandSection, EnvMember, HeldOut, Level, RewardSection, RunPlan, SandboxPlan, ScoredBy,
+    TasksPlan,
 };
 use sinew_sandbox::{SandboxWait, TimedProvider};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
@@ -127,17 +128,36 @@ fn taskset(
         return Ok((Arc::new(sinew_env::NoTasks), None, None));
     }
     let program = recipe.harness.program();
-    let program = program.is_some_and(|p| p.scored_by == ScoredBy::Environment);
-    let facts = facts(&recipe.sandbox, program)?;
+    let program = program.filter(|p| p.scored_by == ScoredBy::Environment);
+    let mcp = program.as_ref().map_or(McpFacts::BUILT_IN_LOOP, mcp);
+    let facts = facts(&recipe.sandbox, program.is_some(), Some(mcp))?;
     let tasks = world.env.config().taskset_at(recipe.seed, &facts);
     let tasks = tasks.map_err(|e| Failure::input(format!("env: {e}")))?;
     notes.extend(tasks.notes());
     Ok((tasks, None, None))
 }
 
-/// Facts about the sandboxes of a recipe, and whether an agent program plays in them. A server has no
-/// machines.
-pub(crate) fn facts(sandbox: &SandboxPlan, program: bool) -> Result<SandboxFacts, Failure> {
+/// MCP servers of tasks that a program takes. One of the user's own reads them from a variable.
+fn mcp(program: &CommandSection) -> McpFacts {
+    match program.agent {
+        Some(agent) => McpFacts {
+            player: agent.title,
+            transports: agent.mcp_transports(),
+        },
+        None => McpFacts {
+            player: "the program",
+            transports: McpServer::TRANSPORTS,
+        },
+    }
+}
+
+/// Facts about the sandboxes of a recipe, whether an agent program plays in them, and the MCP servers that
+/// the player takes. A server has no machines.
+pub(crate) fn facts(
+    sandbox: &SandboxPlan,
+    program: bool,
+    mcp: Option<McpFacts>,
+) -> Result<SandboxFacts, Failure> {
     let level = match sandbox.server {
         None => sandbox.level.name(),
         Some(_) => "server",
@@ -148,6 +168,7 @@ pub(crate) fn facts(sandbox: &SandboxPlan, program: bool) -> Result<SandboxFacts
         network: sandbox.egress.is_some(),
         host_lists: cfg!(feature = "egress") && level == "container",
         program,
+        mcp,
     })
 }
 

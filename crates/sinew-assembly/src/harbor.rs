@@ -7,13 +7,13 @@ use sinew_env::EnvConfig;
 use sinew_harbor::{Harbor, HarborFactory, HarborTasks, PlaceFacts};
 use sinew_recipe::{Level, SandboxPlan};
 
-/// The tasks of a folder that sandboxes of these settings can run.
+/// The tasks of a folder that sandboxes of these settings can run, for solutions and idle agents.
 ///
 /// # Errors
 /// If the folder or a key is wrong.
 pub fn harbor_tasks(keys: &Harbor, sandbox: &SandboxPlan) -> Result<HarborTasks, Failure> {
     keys.check().map_err(Failure::input)?;
-    let place = PlaceFacts::new(&facts(sandbox, false)?, keys.passed());
+    let place = PlaceFacts::new(&facts(sandbox, false, None)?, keys.passed());
     HarborTasks::open(&keys.tasks_config(0), &place).map_err(Failure::input)
 }
 

@@ -31,11 +31,12 @@ pub use machine::{ImageSource, MachineImage, MachineNetwork, MachineSpec, Machin
 pub use mixture::{MixtureFactory, MixtureTasks, member_of};
 pub use port::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
-    HostedProgram, Observation, ProgramHost, ResetResult, StepResult, gold_run, validate,
+    HostedProgram, McpServer, Observation, ProgramHost, ResetResult, StepResult, gold_run,
+    validate,
 };
 pub use registry::{
-    BUILT_IN, EnvConfig, EnvKind, IMAGE_COLUMN, KeyError, Needs, Registry, SandboxFacts, Sandboxes,
-    TaskImage,
+    BUILT_IN, EnvConfig, EnvKind, IMAGE_COLUMN, KeyError, McpFacts, Needs, Registry, SandboxFacts,
+    Sandboxes, TaskImage,
 };
 pub use reward::{
     GROUP_PENDING, GroupReward, Preference, Reward, RewardSample, Score, Unscored, waits_for_group,

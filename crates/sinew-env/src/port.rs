@@ -2,6 +2,7 @@
 
 use crate::reward::{GroupReward, Reward};
 use futures::future::BoxFuture;
+use serde_json::{Value, json};
 use sinew_sandbox::ExecResult;
 use sinew_types::{
     Component, Content, FailureKind, Gives, InputPresence, Message, Outcome, Role, Task, ToolCall,
@@ -248,8 +249,60 @@ pub struct HostedProgram {
     pub deadline: Duration,
 }
 
+/// An MCP server of a task. An agent program starts or reaches it in the world of its episode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum McpServer {
+    /// A program that speaks over its standard input and output.
+    Stdio {
+        /// Program.
+        command: String,
+        /// Arguments.
+        args: Vec<String>,
+    },
+    /// An address with server-sent events.
+    Sse {
+        /// Address.
+        url: String,
+    },
+    /// An address with streamable HTTP.
+    Http {
+        /// Address.
+        url: String,
+    },
+}
+
+impl McpServer {
+    /// All transports.
+    pub const TRANSPORTS: &'static [&'static str] = &["stdio", "sse", "http"];
+
+    /// The transport, one of [`McpServer::TRANSPORTS`].
+    pub fn transport(&self) -> &'static str {
+        match self {
+            Self::Stdio { .. } => "stdio",
+            Self::Sse { .. } => "sse",
+            Self::Http { .. } => "http",
+        }
+    }
+
+    /// The server as most clients write it below `mcpServers`.
+    pub fn to_json(&self) -> Value {
+        let transport = self.transport();
+        match self {
+            Self::Stdio { command, args } => {
+                json!({ "type": transport, "command": command, "args": args })
+            }
+            Self::Sse { url } | Self::Http { url } => json!({ "type": transport, "url": url }),
+        }
+    }
+}
+
 /// World of an episode in which agent programs can run.
 pub trait ProgramHost: Send {
+    /// MCP servers of the task by name. The program starts or reaches them by itself.
+    fn mcp_servers(&self) -> BTreeMap<String, McpServer> {
+        BTreeMap::new()
+    }
+
     /// Listens on `127.0.0.1:port` of the world; connections are accepted outside.
     fn listen_inside(&mut self, port: u16) -> EnvFuture<'_, TcpListener>;
 

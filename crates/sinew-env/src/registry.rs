@@ -110,6 +110,25 @@ pub struct SandboxFacts {
     pub host_lists: bool,
     /// Whether an agent program plays, which works in the place of its task and is scored there.
     pub program: bool,
+    /// MCP servers of tasks that the player takes. `None`: nobody plays, and tasks run without them.
+    pub mcp: Option<McpFacts>,
+}
+
+/// MCP servers of tasks that a player takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct McpFacts {
+    /// Name of the player, for messages.
+    pub player: &'static str,
+    /// Transports, as [`McpServer::transport`](crate::McpServer::transport) names them.
+    pub transports: &'static [&'static str],
+}
+
+impl McpFacts {
+    /// The built-in loop: a sandbox runs one program at a time, so that no server runs during commands.
+    pub const BUILT_IN_LOOP: Self = Self {
+        player: "the built-in loop",
+        transports: &[],
+    };
 }
 
 /// Column of a task with the name of its image.

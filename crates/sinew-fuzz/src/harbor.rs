@@ -9,6 +9,8 @@ pub(crate) const WORDS: &[&str] = &[
     "[verifier.environment]\n",
     "[[verifier.collect]]\n",
     "[[steps]]\n",
+    "[[environment.mcp_servers]]\n",
+    "transport = \"stdio\"\n",
     "timeout_sec = 1e300\n",
     "network_mode = \"allowlist\"\n",
     "allowed_hosts = [\"*.a\"]\n",

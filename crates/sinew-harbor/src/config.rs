@@ -9,8 +9,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_env::math::Calls;
 use sinew_env::{
-    EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, SandboxFacts, Sandboxes, Taskset,
-    TasksetError,
+    EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, McpFacts, Needs, SandboxFacts, Sandboxes,
+    Taskset, TasksetError,
 };
 use sinew_sandbox::SandboxSpec;
 use sinew_types::Gives;
@@ -209,6 +209,7 @@ impl EnvConfig for Harbor {
             network: false,
             host_lists: false,
             program: false,
+            mcp: Some(McpFacts::BUILT_IN_LOOP),
         };
         self.taskset_at(seed, &facts)
     }

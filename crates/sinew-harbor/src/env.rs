@@ -6,16 +6,18 @@
 use crate::folder::{Base, SOLVE_SCRIPT, Step, TaskFolder};
 use crate::place::{Command, Place};
 use crate::progress::{Next, Progress};
+use crate::servers;
 use crate::shell::{Shell, TOOL, text_of};
 use crate::stages::{World, begin, broken, failed, start};
-use crate::verify::{Verified, verify};
+use crate::trajectory::document;
+use crate::verify::{Verified, leave, verify};
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sinew_env::counts::Counts;
 use sinew_env::turn::Turn;
 use sinew_env::{
     Action, CallError, Capabilities, Env, EnvError, EnvFactory, EnvFuture, HostedProgram,
-    Observation, ProgramHost, ResetResult, StepResult,
+    McpServer, Observation, ProgramHost, ResetResult, StepResult,
 };
 use sinew_sandbox::{EntryKind, ExecResult, folder::write_folder, next_of_owner};
 use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task};
@@ -104,6 +106,7 @@ impl EnvFactory for HarborFactory {
             late: false,
             calls: 0,
             counts: Counts::default(),
+            said: Some(Vec::new()),
             last: Vec::new(),
             spent_s: 0.0,
             end_state: None,
@@ -193,6 +196,8 @@ struct HarborEnv {
     late: bool,
     calls: u32,
     counts: Counts,
+    /// All messages of the episode. `None`: a program plays, and the model server has its messages.
+    said: Option<Vec<Message>>,
     /// Messages of the last observation.
     last: Vec<Message>,
     /// Seconds of verifiers.
@@ -290,6 +295,13 @@ impl HarborEnv {
         }
     }
 
+    /// Adds messages to those of the episode.
+    fn note(&mut self, messages: &[Message]) {
+        if let Some(said) = &mut self.said {
+            said.extend_from_slice(messages);
+        }
+    }
+
     /// Handles a turn of the model.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         self.settle().await?;
@@ -309,6 +321,8 @@ impl HarborEnv {
         }
         turn.notation(&action);
         self.counts.turn(&action, turn.errors);
+        self.note(&[action.message()]);
+        self.note(&turn.messages);
         let silent = action.tool_calls.is_empty() && action.call_error.is_none();
         let calls = self.settings.end_after_calls;
         let ends = (silent && !action.truncated) || (calls > 0 && self.calls >= calls) || self.late;
@@ -318,6 +332,7 @@ impl HarborEnv {
         if silent {
             let why = "the turn was cut at its limit; write less";
             turn.said(Err(CallError::Failed(why.into())));
+            self.note(&turn.messages);
         }
         self.last.clone_from(&turn.messages);
         Ok(turn.step(None))
@@ -328,10 +343,14 @@ impl HarborEnv {
         if self.place.is_some() {
             let (world, task) = (Arc::clone(&self.world), Arc::clone(&self.task));
             let at = self.progress.at();
+            let said = self.said.as_deref().and_then(document);
             let mut place = self.take()?;
             self.work = Some(Box::pin(async move {
                 let step = &task.steps[at];
-                let verified = verify(&world, &task, step, &mut place).await;
+                let verified = match leave(&mut place, said).await {
+                    Ok(()) => verify(&world, &task, step, &mut place).await,
+                    Err(e) => Err(e),
+                };
                 (Some(place), Done::Verified(verified))
             }));
         }
@@ -396,7 +415,9 @@ impl HarborEnv {
                 self.settle().await?;
                 self.until = Instant::now() + self.world.agent_time(self.present());
                 self.calls = 0;
-                turn.said(Ok(self.present().instruction.clone()));
+                let next = self.present().instruction.clone();
+                self.note(&[Message::new(Role::User, next.clone())]);
+                turn.said(Ok(next));
                 self.last.clone_from(&turn.messages);
                 Ok(turn.step(None))
             }
@@ -437,10 +458,13 @@ impl Env for HarborEnv {
             let mut messages = shell.messages(&workdir, skills);
             messages.extend(shell.prior(&self.task.prior));
             messages.push(Message::new(Role::User, self.present().instruction.clone()));
+            let tools = shell.tools();
+            let calls = shell.notation();
+            self.note(&messages);
             Ok(ResetResult {
                 messages,
-                tools: shell.tools(),
-                calls: shell.notation(),
+                tools,
+                calls,
                 state_hash: None,
             })
         })
@@ -487,6 +511,12 @@ impl Env for HarborEnv {
 }
 
 impl ProgramHost for HarborEnv {
+    fn mcp_servers(&self) -> BTreeMap<String, McpServer> {
+        let servers = self.task.manifest.environment.mcp_servers.iter();
+        let servers = servers.map(|(name, one)| (name.clone(), one.server.clone()));
+        servers.collect()
+    }
+
     fn listen_inside(&mut self, port: u16) -> EnvFuture<'_, TcpListener> {
         Box::pin(async move {
             match &mut self.place {
@@ -502,8 +532,9 @@ impl ProgramHost for HarborEnv {
             env.extend(program.env);
             let home = Command::shell(format!("mkdir -p {AGENT_HOME}"), Duration::from_secs(60));
             self.carry_out(home).await?;
+            self.said = None;
             let command = Command {
-                argv: program.argv,
+                argv: servers::after_check(&self.task.manifest.environment, program.argv),
                 env,
                 user: None,
                 deadline: program.deadline,

@@ -68,9 +68,14 @@ pub enum SkipReason {
         /// Name of the service.
         service: String,
     },
-    /// Tools of MCP servers are not offered.
-    #[error("environment.mcp_servers is set: tools of MCP servers are not offered")]
-    McpServers,
+    /// The player cannot use an MCP server.
+    #[error("the MCP server {server}: {why}")]
+    McpServer {
+        /// Name of the server.
+        server: String,
+        /// Reason.
+        why: String,
+    },
     /// A prior conversation cannot be played.
     #[error("trajectory.json: a prior conversation: {why}")]
     Trajectory {
@@ -142,7 +147,7 @@ impl SkipReason {
             Self::Services { .. } => "services",
             Self::Compose { .. } => "compose",
             Self::OtherService { .. } => "other_service",
-            Self::McpServers => "mcp_servers",
+            Self::McpServer { .. } => "mcp_server",
             Self::Trajectory { .. } => "trajectory",
             Self::Variable { .. } => "variable",
             Self::HostRange { .. } => "host_range",

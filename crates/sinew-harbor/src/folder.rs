@@ -406,9 +406,6 @@ fn unsupported(manifest: &Manifest, steps: &[Step]) -> Option<SkipReason> {
     if networks.any(|network| Some(network) != first) {
         return Some(SkipReason::StepNetworks);
     }
-    if environment.mcp_servers {
-        return Some(SkipReason::McpServers);
-    }
     steps.iter().find_map(|step| of_step(environment, step))
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | the format | `manifest`, `keys`, `dockerfile`, `compose`, `template`, `trajectory`, `folder` |
 //! | sets of tasks | `set`: trees, registries, kinds, splits, tasks that are left out |
-//! | the place | `place`: a machine with a writable root, or a sandbox that stands in for one |
+//! | the place | `place`: a machine with a writable root, or a sandbox that stands in for one; `servers`: MCP |
 //! | an episode | `progress` decides (pure); `stages`, `artifacts`, `verify` use the place; `env`, `shell` face the model |
 //! | rewards | `rewards`: files, thresholds, steps |
 //! | a check | `check`: the solution passes, doing nothing does not |
@@ -32,6 +32,7 @@ mod manifest;
 mod place;
 mod progress;
 mod rewards;
+mod servers;
 mod set;
 mod shell;
 mod stages;
@@ -47,8 +48,8 @@ pub use env::HarborFactory;
 pub use error::{HarborError, SkipReason, Skipped};
 pub use folder::{Base, SeparateVerifier, Step, TASK_FILE, TaskFolder, Verifier};
 pub use manifest::{
-    AgentKeys, Artifact, Collect, EnvironmentKeys, HealthCheck, Manifest, Metadata, MinReward,
-    NetworkPolicy, StepKeys, StepStrategy, VerifierKeys,
+    AgentKeys, Artifact, Collect, EnvironmentKeys, HealthCheck, Manifest, McpKeys, Metadata,
+    MinReward, NetworkPolicy, StepKeys, StepStrategy, VerifierKeys,
 };
 pub use set::{HarborTasks, HeldOutTasks, PlaceFacts, TaskKind, TasksConfig};
 pub use template::PassedEnv;

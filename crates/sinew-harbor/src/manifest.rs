@@ -5,6 +5,7 @@
 
 use crate::error::HarborError;
 use crate::keys::Keys;
+use sinew_env::McpServer;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -48,6 +49,15 @@ pub struct HealthCheck {
     pub retries: u64,
 }
 
+/// One of `mcp_servers`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct McpKeys {
+    /// How it is started or reached.
+    pub server: McpServer,
+    /// Requests to it have headers of their own.
+    pub headers: bool,
+}
+
 /// `[environment]`, or `[verifier.environment]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EnvironmentKeys {
@@ -73,8 +83,8 @@ pub struct EnvironmentKeys {
     pub healthcheck: Option<HealthCheck>,
     /// Network.
     pub network: NetworkPolicy,
-    /// MCP servers are named.
-    pub mcp_servers: bool,
+    /// MCP servers of the agent, by name.
+    pub mcp_servers: BTreeMap<String, McpKeys>,
     /// Folder with skills inside.
     pub skills_dir: Option<String>,
 }
@@ -379,7 +389,6 @@ fn environment(mut keys: Keys, unknown: &mut Vec<String>) -> Read<EnvironmentKey
         ("tpu", keys.any("tpu").is_some()),
     ];
     keys.any("gpu_types");
-    let mcp = keys.tables("mcp_servers")?;
     let workdir = keys.text("workdir")?;
     if let Some(folder) = workdir.as_ref().filter(|f| !f.starts_with('/')) {
         return Err(keys.wrong(
@@ -405,11 +414,52 @@ fn environment(mut keys: Keys, unknown: &mut Vec<String>) -> Read<EnvironmentKey
         workdir,
         healthcheck: health_check(&mut keys, unknown)?,
         network: network.unwrap_or_default(),
-        mcp_servers: !mcp.is_empty(),
+        mcp_servers: mcp_servers(&mut keys, unknown)?,
         skills_dir: keys.text("skills_dir")?,
     };
     keys.rest(unknown);
     Ok(environment)
+}
+
+/// `mcp_servers`. A later one replaces an earlier one of its name.
+fn mcp_servers(keys: &mut Keys, unknown: &mut Vec<String>) -> Read<BTreeMap<String, McpKeys>> {
+    #[derive(Clone, Copy)]
+    enum Transport {
+        Stdio,
+        Sse,
+        Http,
+    }
+    let transports = [
+        ("stdio", Transport::Stdio),
+        ("sse", Transport::Sse),
+        ("streamable-http", Transport::Http),
+        ("http", Transport::Http),
+    ];
+    let mut all = BTreeMap::new();
+    for mut keys in keys.tables("mcp_servers")? {
+        let name = keys.required("name")?;
+        let transport = keys.word("transport", &transports)?;
+        let args = keys.texts("args")?.unwrap_or_default();
+        let server = match transport.unwrap_or(Transport::Sse) {
+            Transport::Stdio => McpServer::Stdio {
+                command: keys.required("command")?,
+                args,
+            },
+            Transport::Sse => McpServer::Sse {
+                url: keys.required("url")?,
+            },
+            Transport::Http => McpServer::Http {
+                url: keys.required("url")?,
+            },
+        };
+        let headers = !keys.variables("headers")?.is_empty();
+        // Those of the other transports have no effect.
+        keys.any("command");
+        keys.any("url");
+        keys.rest(unknown);
+        all.insert(name, McpKeys { server, headers });
+    }
+    Ok(all)
 }
 
 fn health_check(keys: &mut Keys, unknown: &mut Vec<String>) -> Read<Option<HealthCheck>> {

@@ -3,10 +3,11 @@
 use crate::error::{HarborError, SkipReason, Skipped};
 use crate::folder::{Base, TASK_FILE, TaskFolder, read_error};
 use crate::manifest::NetworkPolicy;
+use crate::servers;
 use crate::template::PassedEnv;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_env::{SandboxFacts, Split, Taskset, TasksetError, hash64};
+use sinew_env::{McpFacts, SandboxFacts, Split, Taskset, TasksetError, hash64};
 use sinew_types::{Task, TaskId, mix_seed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -97,6 +98,8 @@ pub struct PlaceFacts {
     pub host_lists: bool,
     /// An agent program plays, which works in the container of its task.
     pub program: bool,
+    /// MCP servers that the player takes; `None`: nobody plays.
+    pub mcp: Option<McpFacts>,
     /// Variables of the host that are passed.
     pub passed: PassedEnv,
 }
@@ -109,6 +112,7 @@ impl PlaceFacts {
             network: facts.network,
             host_lists: facts.host_lists,
             program: facts.program,
+            mcp: facts.mcp,
             passed,
         }
     }
@@ -127,6 +131,11 @@ impl PlaceFacts {
         if self.program && !task.prior.is_empty() {
             let why = "agent programs do not begin with one".into();
             return Some(SkipReason::Trajectory { why });
+        }
+        let player = self.mcp.as_ref();
+        let refused = player.and_then(|p| servers::refused(&task.manifest.environment, p));
+        if refused.is_some() {
+            return refused;
         }
         match task.network() {
             NetworkPolicy::Hosts(_) if !self.host_lists => return Some(SkipReason::HostLists),

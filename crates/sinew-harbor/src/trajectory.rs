@@ -1,11 +1,13 @@
-//! A conversation before the instruction: `trajectory.json` in the Agent Trajectory Interchange Format.
+//! The Agent Trajectory Interchange Format: a conversation before the instruction is read, and that of an
+//! episode is written for its verifier.
 //!
 //! Steps of a user and of an agent become messages, with calls and their results. Steps of a system belong to
-//! the agent that wrote them, and are left out. Texts only.
+//! the agent that wrote them, and are not read. Texts only.
 
 use crate::error::{HarborError, SkipReason};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::{Value, json};
 use sinew_types::{Message, Role, ToolCall};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,6 +17,12 @@ pub(crate) const TRAJECTORY_FILE: &str = "trajectory.json";
 
 /// Versions of the format begin so.
 const VERSIONS: &str = "ATIF-v1.";
+
+/// Version of the documents that are written.
+const WRITTEN: &str = "ATIF-v1.6";
+
+/// Maximum bytes of a document that is written.
+const MAX_BYTES: usize = 16 << 20;
 
 /// Result of a call that has none.
 const NO_OUTPUT: &str = "[no output recorded]";
@@ -196,10 +204,60 @@ fn plain(text: Text) -> Result<String, Fault> {
     Ok(whole)
 }
 
+/// The document of a conversation: each message is a step, and results belong to the step of their calls.
+/// `None`: it has no message, or is too long.
+pub(crate) fn document(messages: &[Message]) -> Option<Vec<u8>> {
+    let mut steps: Vec<Value> = Vec::new();
+    for message in messages {
+        let text = message.content.text();
+        if message.role == Role::Tool
+            && let Some(step) = steps.last_mut().filter(|step| has_call(step, message))
+        {
+            let result = json!({ "source_call_id": message.tool_call_id, "content": text });
+            match step["observation"]["results"].as_array_mut() {
+                Some(results) => results.push(result),
+                None => step["observation"] = json!({ "results": [result] }),
+            }
+            continue;
+        }
+        let source = match message.role {
+            Role::System => "system",
+            Role::Assistant => "agent",
+            Role::User | Role::Tool => "user",
+        };
+        let mut step = json!({ "step_id": steps.len() + 1, "source": source, "message": text });
+        if let Some(reasoning) = &message.reasoning {
+            step["reasoning_content"] = json!(reasoning);
+        }
+        if !message.tool_calls.is_empty() {
+            step["tool_calls"] = message.tool_calls.iter().map(call).collect();
+        }
+        steps.push(step);
+    }
+    let agent = json!({ "name": "sinew", "version": env!("CARGO_PKG_VERSION") });
+    let whole = json!({ "schema_version": WRITTEN, "agent": agent, "steps": steps });
+    let bytes = whole.to_string().into_bytes();
+    (!messages.is_empty() && bytes.len() <= MAX_BYTES).then_some(bytes)
+}
+
+/// Whether a step made the call that a message answers.
+fn has_call(step: &Value, answer: &Message) -> bool {
+    let mut calls = step["tool_calls"].as_array().into_iter().flatten();
+    calls.any(|call| call["tool_call_id"].as_str() == answer.tool_call_id.as_deref())
+}
+
+/// A call of a step.
+fn call(call: &ToolCall) -> Value {
+    let arguments = match &call.arguments {
+        Value::Object(_) => call.arguments.clone(),
+        other => json!({ "value": other }),
+    };
+    json!({ "tool_call_id": call.id, "function_name": call.name, "arguments": arguments })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn of(document: &serde_json::Value) -> Result<Result<Vec<Message>, SkipReason>, HarborError> {
         parse(Path::new("trajectory.json"), &document.to_string())
@@ -244,6 +302,49 @@ mod tests {
         );
         assert_eq!(said.tool_calls[0].arguments, json!({ "command": "ls" }));
         assert_eq!(messages[2].tool_call_id.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let mut said = Message::new(Role::Assistant, "I look.");
+        said.reasoning = Some("hm".into());
+        said.tool_calls = ["1", "2"]
+            .map(|id| ToolCall {
+                id: id.into(),
+                name: "shell".into(),
+                arguments: json!({ "command": "ls" }),
+            })
+            .into();
+        let answer = |id: &str, text: &str| {
+            let mut answer = Message::new(Role::Tool, text);
+            answer.tool_call_id = Some(id.into());
+            answer.name = Some("shell".into());
+            answer
+        };
+        let messages = [
+            Message::new(Role::User, "Look."),
+            said,
+            answer("1", "a.txt"),
+            answer("2", "b.txt"),
+            Message::new(Role::User, "More."),
+            Message::new(Role::Assistant, "Done."),
+        ];
+        let written = |messages: &[Message]| {
+            let bytes = document(messages).unwrap();
+            serde_json::from_slice::<Value>(&bytes).unwrap()
+        };
+        let whole = written(&messages);
+        assert_eq!(whole["steps"].as_array().unwrap().len(), 4);
+        assert_eq!(of(&whole).unwrap().unwrap(), messages);
+        let system = Message::new(Role::System, "You are.");
+        let stray = [&[system, answer("9", "late")][..], &messages[..]].concat();
+        let whole = written(&stray);
+        assert_eq!(whole["steps"][0]["source"], "system");
+        assert_eq!(whole["steps"][1]["source"], "user");
+        assert_eq!(of(&whole).unwrap().unwrap()[1..], messages);
+        assert_eq!(document(&[]), None);
+        let long = Message::new(Role::User, "x".repeat(MAX_BYTES));
+        assert_eq!(document(&[long]), None);
     }
 
     #[test]

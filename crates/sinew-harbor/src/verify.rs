@@ -9,8 +9,9 @@ use crate::folder::{SeparateVerifier, Step, TEST_SCRIPT, TaskFolder};
 use crate::place::{Command, Place};
 use crate::rewards::{self, MAX_REWARD_BYTES, Rewards};
 use crate::stages::{Wanted, World, broken, failed, healthy, interpreter, machine, said};
+use crate::trajectory::TRAJECTORY_FILE;
 use sinew_env::{EnvError, Unscored};
-use sinew_sandbox::{Ending, Entry};
+use sinew_sandbox::{Ending, Entry, EntryKind};
 use std::path::Path;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -37,6 +38,30 @@ pub(crate) struct Verified {
     pub(crate) artifacts: Vec<Entry>,
     /// Reason why some of them are not there.
     pub(crate) artifacts_missing: Option<String>,
+}
+
+/// Leaves the conversation of the episode in the machine of its agent, where the format has it. What the
+/// agent put in its place is removed.
+///
+/// # Errors
+/// If the machine fails.
+pub(crate) async fn leave(place: &mut Place, document: Option<Vec<u8>>) -> Result<(), EnvError> {
+    let Some(bytes) = document.filter(|_| place.rooted) else {
+        return Ok(());
+    };
+    let folder = format!("{}/agent", place.layout.logs);
+    let entries = [Entry {
+        path: TRAJECTORY_FILE.into(),
+        mode: 0o644,
+        kind: EntryKind::File(bytes),
+    }];
+    if place.put_entries(&entries, &folder, false).await.is_err() {
+        // A link or a folder of the agent is in the way.
+        place.empty(&folder, None).await.map_err(broken)?;
+        let put = place.put_entries(&entries, &folder, false).await;
+        put.map_err(broken)?;
+    }
+    Ok(())
 }
 
 /// Verifies a step in its place.

@@ -2,6 +2,9 @@ export CLINE_NO_AUTO_UPDATE=1 CLINE_SESSION_BACKEND_MODE=local
 settings .cline/data/settings/global-settings.json <<JSON
 {"telemetryOptOut": true, "autoUpdateEnabled": false}
 JSON
+settings .cline/data/settings/cline_mcp_settings.json <<JSON
+{"mcpServers": $mcp_servers}
+JSON
 settings .cline/data/settings/providers.json <<JSON
 {"version": 1, "lastUsedProvider": "openai-compatible", "modes": {}, "providers": {"openai-compatible": {
   "settings": {

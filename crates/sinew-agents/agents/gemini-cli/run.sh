@@ -3,7 +3,7 @@ settings .gemini/settings.json <<JSON
 {
   "security": {"auth": {"selectedType": "gemini-api-key"}}, "general": {"enableAutoUpdate": false},
   "privacy": {"usageStatisticsEnabled": false}, "telemetry": {"enabled": false},
-  "model": {"disableLoopDetection": true, "skipNextSpeakerCheck": true}
+  "model": {"disableLoopDetection": true, "skipNextSpeakerCheck": true}, "mcpServers": $mcp_servers
 }
 JSON
 kept 262144 node "$SINEW_AGENTS/gemini-cli/node_modules/@google/gemini-cli/bundle/gemini.js" --model "$SINEW_MODEL" \

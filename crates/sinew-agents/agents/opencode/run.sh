@@ -3,7 +3,7 @@ export OPENCODE_DISABLE_AUTOUPDATE=1 OPENCODE_DISABLE_MODELS_FETCH=1 OPENCODE_DI
 settings .config/opencode/opencode.json <<JSON
 {
   "model": "sinew/$SINEW_MODEL", "small_model": "sinew/$SINEW_MODEL", "share": "disabled", "autoupdate": false,
-  "permission": {"*": "allow"}, "agent": {"title": {"disable": true}},
+  "permission": {"*": "allow"}, "agent": {"title": {"disable": true}}, "mcp": $mcp_servers,
   "provider": {"sinew": {
     "npm": "@ai-sdk/openai-compatible", "name": "sinew",
     "models": {"$SINEW_MODEL": {"name": "$SINEW_MODEL", "limit": {"context": $SINEW_CONTEXT_TOKENS, "output": $SINEW_TURN_TOKENS}}},

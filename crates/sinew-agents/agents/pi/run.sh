@@ -9,5 +9,8 @@ settings .pi/agent/models.json <<JSON
   }]
 }}}
 JSON
+settings .pi/agent/mcp.json <<JSON
+{"mcpServers": $mcp_servers}
+JSON
 kept 262144 node "$SINEW_AGENTS/pi/node_modules/@earendil-works/pi-coding-agent/dist/bundle/cli.js" --provider sinew \
     --model "$SINEW_MODEL" --print --no-session --offline "$@" -- "$SINEW_TASK"

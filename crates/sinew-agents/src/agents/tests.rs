@@ -142,6 +142,107 @@ fn limits_and_faults_are_no_answers() {
     }
 }
 
+/// Servers of each transport by their names.
+fn servers() -> Map<String, Value> {
+    let all = serde_json::json!({
+        "files": {"type": "stdio", "command": "python3", "args": ["a b.py", "\"\\\n"]},
+        "web": {"type": "http", "url": "http://localhost:1/mcp"},
+        "old": {"type": "sse", "url": "http://localhost:2/sse"},
+    });
+    all.as_object().unwrap().clone()
+}
+
+#[test]
+fn each_agent_reads_servers_in_its_own_form() {
+    let all = servers();
+    let own = |agent: &Agent, name: &str| {
+        let text: Value = serde_json::from_str(&agent.mcp_servers(&all)).unwrap();
+        text[name].clone()
+    };
+    let url = "http://localhost:1/mcp";
+    assert_eq!(own(&CLAUDE_CODE, "files"), all["files"]);
+    assert_eq!(own(&CLINE, "web")["type"], "streamableHttp");
+    assert_eq!(own(&CLINE, "old"), all["old"]);
+    assert_eq!(own(&GEMINI_CLI, "web"), all["web"]);
+    assert_eq!(own(&GEMINI_CLI, "files").get("type"), None);
+    assert_eq!(own(&QWEN_CODE, "web"), serde_json::json!({"httpUrl": url}));
+    assert_eq!(own(&QWEN_CODE, "files")["command"], "python3");
+    let local = own(&OPENCODE, "files");
+    assert_eq!(local["command"][1], "a b.py");
+    assert_eq!(local["type"], "local");
+    assert_eq!(own(&OPENCODE, "old")["type"], "remote");
+    let table = CODEX.mcp_servers(&all);
+    let lines = "[mcp_servers.files]\nstartup_timeout_sec = 60\ncommand = \"python3\"\n\
+                 args = [\"a b.py\",\"\\\"\\\\\\n\"]\n";
+    assert!(table.starts_with(lines), "{table}");
+    assert!(table.contains(&format!("url = {url:?}\n")), "{table}");
+    for agent in AGENTS {
+        let known = agent.mcp_transports();
+        assert_eq!(known.is_empty(), agent.name == "mini-swe-agent");
+        assert!(known.is_empty() || known.contains(&"stdio"));
+    }
+}
+
+/// Runs the script of an agent whose program prints its arguments, and returns the named file of its home, or
+/// else what was printed.
+fn settings(agent: &Agent, file: &str, servers: &str) -> String {
+    let home = std::env::temp_dir().join(format!("sinew-{}-{}", agent.name, std::process::id()));
+    let _ = std::fs::remove_dir_all(&home);
+    for program in agent.packages() {
+        let path = home.join("agents").join(program.name).join(program.program);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink("/bin/echo", &path).unwrap();
+    }
+    let done = Command::new("/bin/sh")
+        .args(["-c", &agent.script(), agent.name])
+        .current_dir(&home)
+        .env("SINEW_AGENTS", home.join("agents"))
+        .env("SINEW_MCP_SERVERS", servers)
+        .env("SINEW_TASK", "task")
+        .env("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+        .env("OPENAI_API_KEY", "key")
+        .output()
+        .unwrap();
+    let text = match file {
+        "" => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+        file => std::fs::read_to_string(home.join(file)),
+    };
+    let _ = std::fs::remove_dir_all(&home);
+    text.unwrap()
+}
+
+#[test]
+fn scripts_write_servers_to_the_settings() {
+    for (agent, file, place) in [
+        (&CLAUDE_CODE, ".sinew/mcp.json", "/mcpServers"),
+        (
+            &CLINE,
+            ".cline/data/settings/cline_mcp_settings.json",
+            "/mcpServers",
+        ),
+        (&GEMINI_CLI, ".gemini/settings.json", "/mcpServers"),
+        (&OPENCODE, ".config/opencode/opencode.json", "/mcp"),
+        (&PI, ".pi/agent/mcp.json", "/mcpServers"),
+        (&QWEN_CODE, ".qwen/settings.json", "/mcpServers"),
+    ] {
+        let own = agent.mcp_servers(&servers());
+        let text = settings(agent, file, &own);
+        let read: Value = serde_json::from_str(&text).unwrap();
+        let written = read.pointer(place).map(Value::to_string);
+        assert_eq!(written, Some(own), "{}", agent.name);
+        if *agent != CLAUDE_CODE {
+            let read: Value = serde_json::from_str(&settings(agent, file, "")).unwrap();
+            let none = read.pointer(place).unwrap();
+            assert_eq!(none, &serde_json::json!({}), "{}", agent.name);
+        }
+    }
+    let own = CODEX.mcp_servers(&servers());
+    assert!(settings(&CODEX, ".codex/config.toml", &own).contains(&own));
+    let named = settings(&CLAUDE_CODE, "", "{}");
+    assert!(named.contains("--strict-mcp-config"), "{named}");
+    assert!(!settings(&CLAUDE_CODE, "", "").contains("mcp-config"));
+}
+
 #[test]
 fn a_missing_program_is_named() {
     let folder = Path::new("/nowhere");

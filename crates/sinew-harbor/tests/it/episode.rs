@@ -506,6 +506,91 @@ async fn a_program_works_in_the_machine_of_its_task() {
 }
 
 #[tokio::test]
+async fn servers_with_an_address_are_started_before_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let check =
+        "[environment.healthcheck]\ncommand = \"serve\"\nstart_period_sec = 10\nretries = 2\n";
+    let stdio = "[[environment.mcp_servers]]\nname = \"files\"\ntransport = \"stdio\"\ncommand = \"files\"\n";
+    let web = "[[environment.mcp_servers]]\nname = \"web\"\ntransport = \"http\"\nurl = \"http://localhost:1\"\n";
+    for (keys, names) in [
+        (format!("{check}{stdio}"), vec!["files"]),
+        (format!("{check}{stdio}{web}"), vec!["files", "web"]),
+    ] {
+        with_image(dir.path(), &keys);
+        let world = World::new(rewards("1"));
+        let mut env = start(&world, dir.path());
+        env.reset().await.unwrap();
+        let host = env.host().unwrap();
+        let servers = host.mcp_servers();
+        assert_eq!(servers.keys().collect::<Vec<_>>(), names);
+        let program = HostedProgram {
+            argv: vec!["/agents/run".into(), "x y".into()],
+            env: Vec::new(),
+            deadline: Duration::from_secs(5),
+        };
+        host.run(program).await.unwrap();
+        let runs = world.runs.lock().unwrap();
+        let run = runs.last().unwrap();
+        let own = ["/agents/run", "x y"];
+        if names.len() == 1 {
+            assert_eq!(run.argv, own);
+        } else {
+            assert_eq!(run.argv[..2], ["/bin/sh", "-c"]);
+            assert_eq!(run.argv[3..], ["serve", "4", "5", own[0], own[1]]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_verifier_sees_the_conversation_of_the_loop_and_not_one_of_the_agent() {
+    const PATH: &str = "/logs/agent/trajectory.json";
+    let dir = tempfile::tempdir().unwrap();
+    with_image(dir.path(), "");
+    let world = World::new(|run, files| {
+        if !run.is_verifier() {
+            files.insert(PATH.into(), "planted".into());
+            return exited(0, "seen\n");
+        }
+        let text = String::from_utf8(files[PATH].clone()).unwrap();
+        let whole: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let steps = whole["steps"].as_array().unwrap();
+        let said = steps
+            .iter()
+            .map(|s| (s["source"].as_str(), s["message"].as_str()));
+        let said: Vec<_> = said
+            .skip(1)
+            .map(|(a, b)| (a.unwrap(), b.unwrap()))
+            .collect();
+        assert_eq!(
+            said,
+            [("user", "Do it."), ("agent", ""), ("agent", "Done.")]
+        );
+        let step = &steps[2];
+        assert_eq!(step["tool_calls"][0]["arguments"]["command"], "look");
+        assert_eq!(step["observation"]["results"][0]["content"], "seen");
+        files.insert(REWARD.into(), "1".into());
+        exited(0, "")
+    });
+    let mut env = start(&world, dir.path());
+    env.reset().await.unwrap();
+    env.step(call("look")).await.unwrap();
+    let end = env.step(Action::say("Done.")).await.unwrap();
+    assert!(end.outcome.unwrap().success);
+    // The messages of a program are at its model server.
+    let other = World::new(rewards("1"));
+    let mut env = start(&other, dir.path());
+    env.reset().await.unwrap();
+    let program = HostedProgram {
+        argv: vec!["/agents/run".into()],
+        env: Vec::new(),
+        deadline: Duration::from_secs(5),
+    };
+    env.host().unwrap().run(program).await.unwrap();
+    env.step(Action::say("answer")).await.unwrap();
+    assert_eq!(other.file(0, PATH), None);
+}
+
+#[tokio::test]
 async fn the_check_solves_a_task_and_leaves_it_alone() {
     let dir = tempfile::tempdir().unwrap();
     with_image(dir.path(), "");

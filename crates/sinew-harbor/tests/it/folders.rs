@@ -1,6 +1,6 @@
 //! Folders of tasks on disk: trees, registries, kinds, splits, tasks that are left out.
 
-use sinew_env::{Split, Taskset};
+use sinew_env::{McpFacts, McpServer, Split, Taskset};
 use sinew_harbor::{
     Base, HarborError, HarborTasks, HeldOutTasks, PassedEnv, PlaceFacts, SkipReason, TaskFolder,
     TaskKind, TasksConfig,
@@ -28,6 +28,7 @@ fn place(containers: bool) -> PlaceFacts {
         network: false,
         host_lists: containers,
         program: false,
+        mcp: Some(McpFacts::BUILT_IN_LOOP),
         passed: PassedEnv::default(),
     }
 }
@@ -174,6 +175,92 @@ fn an_agent_program_plays_tasks_with_a_container_and_without_a_conversation() {
     assert_eq!(skipped, [("bare", "no_container"), ("prior", "trajectory")]);
     let why = tasks.skipped()[0].reason.to_string();
     assert!(why.contains("environment/Dockerfile"), "{why}");
+}
+
+/// Writes a task for each kind of MCP server, and one without.
+fn with_servers(root: &Path) {
+    let of =
+        |name: &str, rest: &str| format!("[[environment.mcp_servers]]\nname = {name:?}\n{rest}");
+    let stdio = "transport = \"stdio\"\ncommand = \"python3\"\n";
+    let at = |url: &str| format!("transport = \"streamable-http\"\nurl = {url:?}\n");
+    let check = "[environment.healthcheck]\ncommand = \"serve\"\n";
+    let local = at("http://localhost:8000/mcp");
+    for (folder, keys) in [
+        ("plain", String::new()),
+        ("stdio", of("files", stdio)),
+        ("started", check.to_owned() + &of("web", &local)),
+        ("unstarted", of("web", &local)),
+        (
+            "outside",
+            check.to_owned() + &of("web", &at("http://web:8000/mcp")),
+        ),
+        (
+            "sse",
+            check.to_owned() + &of("web", "url = \"http://127.0.0.1:1/sse\"\n"),
+        ),
+        (
+            "headers",
+            of("web", &format!("{local}headers = {{ A = \"b\" }}\n")),
+        ),
+        ("named", of("my files", stdio)),
+        (
+            "long",
+            of(
+                "files",
+                &format!("{stdio}args = [{:?}]\n", "x".repeat(40_000)),
+            ),
+        ),
+    ] {
+        task(&root.join(folder), &keys);
+        file(
+            &root.join(folder).join("environment/Dockerfile"),
+            "FROM a\n",
+        );
+    }
+}
+
+#[test]
+fn tasks_with_mcp_servers_are_for_players_that_take_them() {
+    let dir = tempfile::tempdir().unwrap();
+    with_servers(dir.path());
+    let skipped = |player: Option<McpFacts>| {
+        let place = PlaceFacts {
+            program: true,
+            mcp: player,
+            ..place(true)
+        };
+        let tasks = HarborTasks::open(&TasksConfig::measured(dir.path()), &place).unwrap();
+        let skipped = tasks.skipped().iter();
+        let skipped = skipped.map(|s| (s.name.clone(), s.reason.to_string()));
+        skipped.collect::<Vec<_>>()
+    };
+    assert!(skipped(None).is_empty());
+    let built_in = skipped(Some(McpFacts::BUILT_IN_LOOP));
+    assert_eq!(built_in.len(), 8);
+    let why = "the MCP server web: the built-in loop takes no MCP servers";
+    assert_eq!(built_in[0], ("headers".to_owned(), why.to_owned()));
+    let agent = McpFacts {
+        player: "Codex",
+        transports: &["stdio", "http"],
+    };
+    let found = skipped(Some(agent));
+    for ((name, why), (task, part)) in found.iter().zip([
+        ("headers", "headers"),
+        ("long", "bytes"),
+        ("named", "letters"),
+        ("outside", "http://web:8000/mcp is not in the container"),
+        ("sse", "Codex has no transport sse, but stdio, http"),
+        ("unstarted", "environment.healthcheck"),
+    ]) {
+        assert_eq!(name, task);
+        assert!(why.contains(part), "{why}");
+    }
+    assert_eq!(found.len(), 6);
+    let all = McpFacts {
+        transports: McpServer::TRANSPORTS,
+        ..agent
+    };
+    assert_eq!(skipped(Some(all)).len(), 5);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `task.toml`: all keys, older spellings, and wrong values with file and key.
 
+use sinew_env::McpServer;
 use sinew_harbor::{HarborError, Manifest, MinReward, NetworkPolicy, StepStrategy};
 use std::path::Path;
 
@@ -58,6 +59,22 @@ env = { A = "1" }
 command = "true"
 retries = 7
 
+[[environment.mcp_servers]]
+name = "files"
+transport = "stdio"
+command = "python3"
+args = ["/srv/files.py"]
+
+[[environment.mcp_servers]]
+name = "web"
+url = "http://localhost:1/sse"
+
+[[environment.mcp_servers]]
+name = "web"
+transport = "http"
+url = "http://localhost:1/mcp"
+headers = { Authorization = "Bearer ${TOKEN}" }
+
 [solution]
 env = { B = "2" }
 
@@ -103,6 +120,14 @@ fn all_keys_are_read() {
         (check.retries, check.interval_s, check.timeout_s),
         (7, 5.0, 30.0)
     );
+    let servers = &environment.mcp_servers;
+    let files = McpServer::Stdio {
+        command: "python3".into(),
+        args: vec!["/srv/files.py".into()],
+    };
+    assert_eq!((servers.len(), &servers["files"].server), (2, &files));
+    let web = &servers["web"];
+    assert_eq!((web.server.transport(), web.headers), ("http", true));
     assert_eq!(all.artifacts.len(), 2);
     let step = &all.steps[0];
     assert_eq!(
@@ -205,4 +230,20 @@ fn a_wrong_value_is_named_with_its_file_and_key() {
     }
     let e = parse("[agent]\n\nx = \n").unwrap_err().to_string();
     assert!(e.contains("line 3"), "{e}");
+}
+
+#[test]
+fn a_server_lacks_what_its_transport_needs() {
+    for (rest, key) in [
+        ("", "url"),
+        ("transport = \"stdio\"\nurl = \"x\"", "command"),
+        ("transport = \"pipe\"", "transport"),
+        ("transport = \"sse\"\nurl = \"x\"\nargs = 1", "args"),
+    ] {
+        let text = format!("[[environment.mcp_servers]]\nname = \"a\"\n{rest}\n");
+        let HarborError::Key { key: found, .. } = parse(&text).unwrap_err() else {
+            panic!("{text}");
+        };
+        assert_eq!(found, format!("environment.mcp_servers[0].{key}"));
+    }
 }

@@ -5,7 +5,9 @@ use super::error::{ProgramError, invalid, missing};
 use super::fork_server::ForkServer;
 use super::model_server::ModelAccess;
 use super::sandboxed::{ProgramEnd, Sandboxes, tail};
+use serde_json::{Map, Value};
 use sinew_agents::Agent;
+use sinew_env::McpServer;
 use sinew_sandbox::{Ending, Limits, SandboxProvider};
 use sinew_types::Task;
 use std::collections::BTreeMap;
@@ -142,17 +144,19 @@ impl Programs {
     }
 
     /// Command and variables of a run in the world of an episode. A coding agent is a script for the shell
-    /// of that world.
+    /// of that world, and gets the MCP servers of the task in its own form.
     pub(super) fn hosted(
         &self,
         access: &ModelAccess,
         task: &Task,
+        servers: &BTreeMap<String, McpServer>,
     ) -> (Vec<String>, Vec<(String, String)>) {
         let mut argv = self.config.command.argv.clone();
         if let (Some(_), Some(shell)) = (self.config.agent, argv.first_mut()) {
             *shell = "/bin/sh".into();
         }
         let mut env = variables(&access.base_url, &access.api_key, task);
+        env.extend(mcp_variable(self.config.agent, servers));
         env.extend(self.config.env.clone());
         (argv, env)
     }
@@ -286,6 +290,25 @@ fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)
     .into()
 }
 
+/// Returns the variable with the MCP servers of a task, in the form of a coding agent, or else as most
+/// clients write them. `None`: there are no servers.
+fn mcp_variable(
+    agent: Option<&Agent>,
+    servers: &BTreeMap<String, McpServer>,
+) -> Option<(String, String)> {
+    let all = servers.iter();
+    let all = all.map(|(name, server)| (name.clone(), server.to_json()));
+    let all: Map<String, Value> = all.collect();
+    if all.is_empty() {
+        return None;
+    }
+    let text = match agent {
+        Some(agent) => agent.mcp_servers(&all),
+        None => Value::Object(all).to_string(),
+    };
+    Some(("SINEW_MCP_SERVERS".to_owned(), text))
+}
+
 /// Returns the error for a program whose first model call was refused.
 fn refused(why: impl Display) -> ProgramError {
     missing(
@@ -341,6 +364,24 @@ mod tests {
         );
         assert_eq!(get("SINEW_TASK"), "p");
         assert!(env.iter().all(|(_, value)| !value.contains("42")));
+    }
+
+    #[test]
+    fn programs_find_the_mcp_servers_of_their_task() {
+        let server = McpServer::Stdio {
+            command: "files".into(),
+            args: vec!["-v".into()],
+        };
+        let mut servers = BTreeMap::new();
+        assert_eq!(mcp_variable(None, &servers), None);
+        servers.insert("a".to_owned(), server);
+        let (name, text) = mcp_variable(None, &servers).unwrap();
+        assert_eq!(name, "SINEW_MCP_SERVERS");
+        let read: Value = serde_json::from_str(&text).unwrap();
+        let own = serde_json::json!({ "type": "stdio", "command": "files", "args": ["-v"] });
+        assert_eq!(read["a"], own);
+        let (_, table) = mcp_variable(Some(&sinew_agents::CODEX), &servers).unwrap();
+        assert!(table.contains("[mcp_servers.a]"), "{table}");
     }
 
     /// Functions of agents that run code which leaves a process behind: it writes to whatever it can reach.

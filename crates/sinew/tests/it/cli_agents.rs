@@ -395,25 +395,29 @@ fn scripted(agent: &Agent, turns: usize, model: Model, folder: &Path) -> Serving
     serving(&options)
 }
 
-/// Runs an agent by its own script against a rollout of `sinew serve`.
-fn over_the_network(agent: &Agent, packages: &Path, turns: usize, model: Model) {
-    let folder = tempfile::tempdir().unwrap();
-    let serving = scripted(agent, turns, model, folder.path());
-    let relay = Relay::start(&serving.address);
+/// Runs an agent by its own script with MCP servers, in its form, against a new rollout of `sinew serve`,
+/// which it asks at `address`. It returns the rollout.
+fn played(
+    agent: &Agent,
+    packages: &Path,
+    serving: &Serving,
+    address: &str,
+    servers: &str,
+) -> serde_json::Value {
     let (status, opened) = post(&serving.address, "/rollouts", &serving.token, &json!({}));
     assert_eq!(status, 201, "{opened}");
     let text = |name: &str| opened[name].as_str().unwrap().to_owned();
     let (key, id) = (text("api_key"), text("id"));
-    let base_url = text("base_url").replace(&serving.address, &relay.address);
+    let base_url = text("base_url").replace(&serving.address, address);
     let origin = base_url.trim_end_matches("/v1");
-    let work = folder.path().join("work");
-    std::fs::create_dir(&work).unwrap();
+    let work = tempfile::tempdir().unwrap();
     let done = Command::new("/bin/sh")
         .args(["-c", &agent.script(), agent.name])
-        .current_dir(&work)
+        .current_dir(work.path())
         .stdin(Stdio::null())
         .env("SINEW_AGENTS", packages)
         .env("SINEW_CONTEXT_TOKENS", CONTEXT.to_string())
+        .env("SINEW_MCP_SERVERS", servers)
         .env("OPENAI_BASE_URL", &base_url)
         .env("OPENAI_API_KEY", &key)
         .env("ANTHROPIC_BASE_URL", origin)
@@ -435,6 +439,15 @@ fn over_the_network(agent: &Agent, packages: &Path, turns: usize, model: Model) 
     );
     let (_, view) = get(&serving.address, &format!("/rollouts/{id}"), &serving.token);
     assert_eq!(view["stats"]["failed"], 0, "{}: {view}", agent.name);
+    view
+}
+
+/// Runs an agent against `sinew serve`, and measures its rollout.
+fn over_the_network(agent: &Agent, packages: &Path, turns: usize, model: Model) {
+    let folder = tempfile::tempdir().unwrap();
+    let serving = scripted(agent, turns, model, folder.path());
+    let relay = Relay::start(&serving.address);
+    let view = played(agent, packages, &serving, &relay.address, "");
     let joins = view["stats"]["joins"].as_object().unwrap().iter();
     let joins = joins.map(|(kind, n)| (kind.clone(), n.as_u64().unwrap()));
     let (_, health) = get(&serving.address, "/health", &serving.token);
@@ -453,6 +466,27 @@ fn over_the_network(agent: &Agent, packages: &Path, turns: usize, model: Model) 
         Some(streamed),
     );
     checked(agent, &model.place(), turns, &found);
+}
+
+/// Runs an agent with an MCP server, whose tool the model must see in its first prompt.
+fn with_a_server(agent: &Agent, packages: &Path) {
+    let folder = tempfile::tempdir().unwrap();
+    let serving = scripted(agent, 1, Model::Plain, folder.path());
+    let program = root().join("crates/sinew/tests/it/mcp_server.py");
+    let server = json!({"type": "stdio", "command": "python3", "args": [program]});
+    let servers = serde_json::Map::from_iter([("words".to_owned(), server)]);
+    let servers = agent.mcp_servers(&servers);
+    let view = played(agent, packages, &serving, &serving.address, &servers);
+    let trace: Trace = serde_json::from_value(view["trace"].clone()).unwrap();
+    trace.validate().unwrap();
+    let renderer = Model::Plain.renderer();
+    let prompts = trace.nodes.iter().map(|n| &n.tokens);
+    let mut prompts = prompts.map(|tokens| renderer.decode_with_special(tokens));
+    assert!(
+        prompts.any(|p| p.contains("quince_lookup")),
+        "{}",
+        agent.name
+    );
 }
 
 /// Runs an agent as the harness of a recipe.
@@ -586,6 +620,21 @@ fn gemini_cli_in_the_sandbox() {
     in_the_sandbox(&sinew_agents::GEMINI_CLI, &packages(), TURNS);
 }
 
+#[test]
+fn claude_code_shows_the_tools_of_a_server() {
+    with_a_server(&sinew_agents::CLAUDE_CODE, &packages());
+}
+
+#[test]
+fn codex_shows_the_tools_of_a_server() {
+    with_a_server(&sinew_agents::CODEX, &packages());
+}
+
+#[test]
+fn gemini_cli_shows_the_tools_of_a_server() {
+    with_a_server(&sinew_agents::GEMINI_CLI, &packages());
+}
+
 /// Runs all agents, one after the other, if their folder is given: minutes, and 2 GB of packages.
 fn all_agents(run: impl Fn(&Agent, &Path)) {
     let Some(folder) = std::env::var_os("SINEW_CLI_AGENTS") else {
@@ -600,6 +649,15 @@ fn all_agents_for_thirty_turns() {
     all_agents(|agent, folder| {
         over_the_network(agent, folder, LONG, Model::Plain);
         in_the_sandbox(agent, folder, LONG);
+    });
+}
+
+#[test]
+fn all_agents_show_the_tools_of_a_server() {
+    all_agents(|agent, folder| {
+        if !agent.mcp_transports().is_empty() {
+            with_a_server(agent, folder);
+        }
     });
 }
 

@@ -142,6 +142,7 @@ impl ProgramHarness {
         let model = self.programs.model();
         let place = env.host();
         let place = place.ok_or_else(|| harness(&"the environment has no place"))?;
+        let servers = place.mcp_servers();
         let inside = place.listen_inside(model.port()).await;
         let inside = inside.map_err(|e| environment(&e))?;
         let _forward = PortForward::start(inside, model)
@@ -150,7 +151,7 @@ impl ProgramHarness {
         let mut task = task.clone();
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let (argv, variables) = self.programs.hosted(access, &task);
+            let (argv, variables) = self.programs.hosted(access, &task, &servers);
             let program = HostedProgram {
                 argv,
                 env: variables,
