@@ -207,7 +207,7 @@ impl Clerk {
         if let Some(mut row) = self.parts.journal.model(&turn.model)? {
             row.last_ms = self.now;
             row.next = row.next.max(next_after(turn.seq));
-            self.parts.journal.update_model(&row)?;
+            self.parts.journal.put_model(&row)?;
             let result = encode(&outcome)?;
             self.end_command(&row.tenant, &turn.request, &result, true, false)?;
             self.schedule.done();

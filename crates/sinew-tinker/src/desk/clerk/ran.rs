@@ -138,7 +138,7 @@ impl Clerk {
         };
         let broken = |error: &TinkerError| error.category() == Category::Server;
         row.corrupted = done.outcome.as_ref().is_err_and(broken);
-        self.parts.journal.update_model(&row)?;
+        self.parts.journal.put_model(&row)?;
         self.end_command(&tenant, &done.request, &result, failed, replay)?;
         if matches!(kind, Kind::Forward | Kind::ForwardBackward) {
             self.spend(&tenant, command.cost)?;
@@ -244,7 +244,7 @@ impl Clerk {
         match self.parts.journal.model(model)? {
             Some(mut row) if known && row.ended.is_none() && live.covered >= row.covered => {
                 self.set_live(&mut row, live)?;
-                self.parts.journal.update_model(&row)?;
+                self.parts.journal.put_model(&row)?;
             }
             _ => self.effects.push(Effect::Remove(live.folder)),
         }
@@ -441,7 +441,7 @@ impl Clerk {
         row.ended = Some(why.to_owned());
         let live = row.live.take();
         row.live_bytes = 0;
-        self.parts.journal.update_model(&row)?;
+        self.parts.journal.put_model(&row)?;
         self.parts.journal.drop_covered(&row.model, u64::MAX)?;
         let outcome = Outcome::Failed {
             category: Category::User,

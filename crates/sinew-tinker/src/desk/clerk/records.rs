@@ -240,7 +240,7 @@ impl Clerk {
         path: &CheckpointPath,
         folder: &str,
     ) -> Result<(), Refusal> {
-        self.parts.journal.insert_model(&ModelRow {
+        self.parts.journal.put_model(&ModelRow {
             model: path.model.clone(),
             session: copy.session.clone(),
             tenant: tenant.name.clone(),

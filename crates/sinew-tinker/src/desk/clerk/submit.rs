@@ -172,7 +172,7 @@ impl Clerk {
         self.check_spec(&spec)?;
         self.meter.admit_model(&tenant.name)?;
         self.admit(tenant, new, None)?;
-        self.parts.journal.insert_model(&ModelRow {
+        self.parts.journal.put_model(&ModelRow {
             model: model.clone(),
             session: session.clone(),
             tenant: tenant.name.clone(),
