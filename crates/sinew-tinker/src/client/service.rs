@@ -15,8 +15,8 @@ use tokio::runtime::{Builder, Runtime};
 /// Time that the end of a model waits for the service.
 const UNLOAD: Duration = Duration::from_secs(3);
 
-/// One session at a service. Its calls are those of [`Api`] with the same names. They block, and must not come
-/// from a thread of an async runtime.
+/// One session at a service. Its calls are those of [`Api`] with the same names. They block, and must not
+/// come from a thread of an async runtime.
 #[derive(Debug)]
 pub(crate) struct Service {
     session: Session,

@@ -85,8 +85,8 @@ pub(super) struct ClerkParts {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// State of the clerk's thread. Calls of clients are refused as `Desk` documents it, and all of them if the journal
-/// fails.
+/// State of the clerk's thread. Calls of clients are refused as `Desk` documents it, and all of them if the
+/// journal fails.
 pub(super) struct Clerk {
     parts: ClerkParts,
     schedule: Schedule,

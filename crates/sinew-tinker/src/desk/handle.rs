@@ -272,8 +272,8 @@ impl Desk {
     pub async fn archive(&self, tenant: &Tenant, path: &str) -> Result<(), Refusal> {
         let found = self.checkpoint(tenant, path).await?;
         let why = format!(
-            "the server keeps no object store with signed addresses; the operator finds the files of {} under \
-             `checkpoints` in the state folder",
+            "the server keeps no object store with signed addresses; the operator finds the files of {} \
+             under `checkpoints` in the state folder",
             found.path
         );
         Err(Refusal::unsupported("the archive of a checkpoint", why))

@@ -51,8 +51,8 @@ impl CheckpointPath {
     pub fn parse(text: &str) -> Result<Self, Refusal> {
         let wrong = || {
             let value = format!("{:?}", text.chars().take(400).collect::<String>());
-            let allowed = "tinker://MODEL_ID/weights/NAME or tinker://MODEL_ID/sampler_weights/NAME, as saves \
-                           return it";
+            let allowed = "tinker://MODEL_ID/weights/NAME or tinker://MODEL_ID/sampler_weights/NAME, as \
+                           saves return it";
             Refusal::invalid("path", value, allowed)
         };
         let rest = text.strip_prefix("tinker://").ok_or_else(wrong)?;
