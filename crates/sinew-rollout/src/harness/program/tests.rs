@@ -18,16 +18,8 @@ fn spec() -> EpisodeSpec {
 }
 
 fn trace(says: &[&str]) -> Trace {
-    let mut trace = failed_trace(
-        spec().empty_trace(
-            &crate::RunInfo::default(),
-            &sinew_types::SamplingParams::default(),
-        ),
-        FailureKind::Harness,
-        String::new(),
-        Instant::now(),
-    );
-    trace.end = EpisodeEnd::Terminated;
+    let sampling = sinew_types::SamplingParams::default();
+    let mut trace = spec().empty_trace(&crate::RunInfo::default(), &sampling);
     trace.nodes = says
         .iter()
         .map(|text| Node {
