@@ -21,9 +21,6 @@ use sinew_types::{Engine, Format, PolicyVersion, TensorSource, WeightsId};
 use std::sync::Arc;
 
 /// Compiles formats into masks. The recipe's own format is compiled now.
-///
-/// # Errors
-/// If that cannot be compiled.
 pub(crate) fn grammars(
     format: Option<&Format>,
     renderer: &Arc<dyn Renderer>,

@@ -116,7 +116,9 @@ pub use launch::{
 };
 pub use launch_jobs::{EndedJob, end_jobs};
 pub use learner::train_worker;
-pub use listen::{CertificateFiles, TlsArgs, host_certificate, reached_at, trust_authorities};
+pub use listen::{
+    CertificateFiles, TlsArgs, host_certificate, host_name, reached_at, trust_authorities,
+};
 pub use live::ServeAt;
 pub use measure::{
     MeasureOptions, MeasuredServers, Measurement, dataset_files, measure, measurement, spread,
@@ -318,9 +320,8 @@ pub fn pipeline(
     };
     let mut begun = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
-    let own = engine::threads(recipe, &device);
-    let (path, envs) = (dir.path(), world.envs.as_ref());
-    let run = run_info(recipe, path, envs, renderer.as_ref(), &own, rewards);
+    let (own, envs) = (engine::threads(recipe, &device), world.envs.as_ref());
+    let run = run_info(recipe, dir.path(), envs, renderer.as_ref(), &own, rewards);
     let gold = source::Gold::new(&world.taskset, &world.envs, &renderer, run.clone());
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);

@@ -153,7 +153,8 @@ impl TlsArgs {
 }
 
 /// Name of this host, if it has one.
-pub(crate) fn host_name() -> Option<String> {
+#[must_use]
+pub fn host_name() -> Option<String> {
     let name = std::fs::read_to_string(HOST_NAME_FILE).ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

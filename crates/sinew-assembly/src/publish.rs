@@ -49,9 +49,6 @@ impl WeightsTransport for Waking {
 
 /// Transport of new weights to the engines that sample. The weights that the run begins with are published at
 /// once.
-///
-/// # Errors
-/// If the weights cannot be had.
 pub(crate) fn transport(
     recipe: &RunPlan,
     engine: Arc<dyn Engine>,

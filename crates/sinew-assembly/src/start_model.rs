@@ -60,9 +60,6 @@ pub(crate) fn start_model(
 }
 
 /// Writes weights into a folder, unless it is there: it appears complete or not at all.
-///
-/// # Errors
-/// If the weights cannot be had or written.
 pub(crate) fn written(
     folder: PathBuf,
     params: impl FnOnce() -> Result<Params, Failure>,

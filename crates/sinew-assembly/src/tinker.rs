@@ -92,9 +92,6 @@ struct Services {
 }
 
 /// The services of a recipe, with their keys.
-///
-/// # Errors
-/// If a key is not set.
 fn services(plan: &RunPlan) -> Result<Services, Failure> {
     let settings = plan.tinker();
     let settings = settings.ok_or_else(|| Failure::system("trainer.type is not \"tinker\""))?;
@@ -118,9 +115,6 @@ fn services(plan: &RunPlan) -> Result<Services, Failure> {
 }
 
 /// The adapters of `train.lora`.
-///
-/// # Errors
-/// If a service cannot have them.
 fn adapters(plan: &RunPlan) -> Result<Option<AdapterOptions>, Failure> {
     let of = |lora: &LoraSection| {
         AdapterOptions::from_targets(lora.rank, lora.alpha, &lora.targets).map_err(failed)
