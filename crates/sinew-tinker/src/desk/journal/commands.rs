@@ -133,14 +133,14 @@ impl Journal {
     /// The payload of a command, if it is still needed.
     pub(crate) fn payload(&self, id: &RequestId) -> rusqlite::Result<Option<Vec<u8>>> {
         let sql = "SELECT payload FROM commands WHERE request = ?1";
-        let found = self.row(sql, [id.as_str()], |row| row.get(0))?;
+        let found: Option<Option<_>> = self.row(sql, [id.as_str()], |row| row.get(0))?;
         Ok(found.flatten())
     }
 
     /// The result of a command that ended.
     pub(crate) fn result(&self, id: &RequestId) -> rusqlite::Result<Option<Vec<u8>>> {
         let sql = "SELECT result FROM commands WHERE request = ?1";
-        let found = self.row(sql, [id.as_str()], |row| row.get(0))?;
+        let found: Option<Option<_>> = self.row(sql, [id.as_str()], |row| row.get(0))?;
         Ok(found.flatten())
     }
 
@@ -239,7 +239,7 @@ impl Journal {
     /// Checkpoint of a sample request; `None`: the base model.
     pub(crate) fn source(&self, id: &RequestId) -> rusqlite::Result<Option<String>> {
         let sql = "SELECT source FROM commands WHERE request = ?1";
-        let found = self.row(sql, [id.as_str()], |row| row.get(0))?;
+        let found: Option<Option<_>> = self.row(sql, [id.as_str()], |row| row.get(0))?;
         Ok(found.flatten())
     }
 
