@@ -7,12 +7,12 @@
 use crate::device::precision;
 use crate::failure::Failure;
 use crate::first_weights::FirstWeights;
-use crate::model::model_files;
+use crate::model::model_folder;
 use crate::start_shape::StartShape;
 use crate::{clock, servers, tinker};
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
-use sinew_model::{InferModel, ModelConfig, ModelFiles};
+use sinew_model::{InferModel, ModelConfig};
 use sinew_pipeline::{CrossPolicy, CrossPolicyConfig};
 use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
@@ -21,9 +21,6 @@ use sinew_types::{Engine, Format, PolicyVersion, TensorSource, WeightsId};
 use std::sync::Arc;
 
 /// Compiles formats into masks. The recipe's own format is compiled now.
-///
-/// # Errors
-/// If that cannot be compiled.
 pub(crate) fn grammars(
     format: Option<&Format>,
     renderer: &Arc<dyn Renderer>,
@@ -133,10 +130,7 @@ pub(crate) fn engines(
         return Ok((engine, None));
     }
     if recipe.engine.kind != EngineType::Embedded {
-        let base = match model_files(&recipe.model)? {
-            Some(ModelFiles::Dir(dir)) => Some(dir),
-            _ => None,
-        };
+        let base = model_folder(&recipe.model)?;
         let engine = servers::training_engine(recipe, renderer, base, weights.clone())?;
         return Ok((engine, None));
     }

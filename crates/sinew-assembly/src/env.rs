@@ -349,9 +349,6 @@ pub(crate) fn in_run(recipe: &RunPlan, folder: &Path) -> RunPlan {
 }
 
 /// Same as [`world`], with the judges of a run, for the run in `folder`.
-///
-/// # Errors
-/// Fails as [`world`] does.
 pub(crate) fn in_run_world(
     recipe: &RunPlan,
     folder: &Path,

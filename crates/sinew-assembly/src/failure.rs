@@ -93,17 +93,6 @@ impl Failure {
         ))
     }
 
-    /// Returns the failure with the name of a chain's stage.
-    pub fn in_stage(self, stage: &str) -> Self {
-        let told = |text: String| format!("stage {stage}: {text}");
-        match self {
-            Self::Input(text) => Self::Input(told(text)),
-            Self::System(text) => Self::System(told(text)),
-            Self::Outside(text) => Self::Outside(told(text)),
-            other => other,
-        }
-    }
-
     /// Returns the failure with a prefix that names its subject.
     pub fn of(self, what: &str) -> Self {
         let text = format!("{what}: {}", self.text());

@@ -91,11 +91,8 @@ pub fn program_harness(
     let config = config(section, sandbox)?;
     let provider = provider(section, &config.command, sandbox)?;
     let trusted = section.scored_by == ScoredBy::Agent;
-    // The control API is not used: rollouts are opened from here. Its token is thrown away.
-    let token = Secret::random_hex(24).map_err(Failure::system)?;
-    let (gateway, any) = (gateway(parts), ([127, 0, 0, 1], 0).into());
-    let server = Server::start(gateway.clone(), any, &token, None);
-    let server = runtime.block_on(server).map_err(Failure::system)?;
+    let gateway = gateway(parts);
+    let server = listening(&gateway, runtime)?;
     let programs = Programs::new(config, provider, server.address())?;
     let model = GatewayModel::new(gateway, trusted, Box::new(server));
     Ok(Arc::new(ProgramHarness::new(programs, Arc::new(model))))
@@ -218,9 +215,7 @@ pub fn asks_model(recipe: &RunPlan, tasks: &dyn Taskset) -> Result<(), Failure> 
     let provider = provider(&section, &config.command, &recipe.sandbox)?;
     let runtime = Runtime::new().map_err(Failure::system)?;
     let gateway = silent_gateway(recipe)?;
-    let token = Secret::random_hex(24).map_err(Failure::system)?;
-    let server = Server::start(gateway.clone(), ([127, 0, 0, 1], 0).into(), &token, None);
-    let server = runtime.block_on(server).map_err(Failure::system)?;
+    let server = listening(&gateway, runtime.handle())?;
     let opened = gateway.open_rollout(RolloutSpec::default());
     let access = access(opened.map_err(Failure::system)?);
     let programs = Programs::new(config, provider, server.address())?;
@@ -338,6 +333,14 @@ fn gateway(parts: &EpisodeParts) -> Gateway {
         hooks: None,
     };
     Gateway::new(config, shared)
+}
+
+/// A gateway on a free port of the loopback interface. Its control API is not used: rollouts are opened from
+/// here, and its token is thrown away.
+fn listening(gateway: &Gateway, runtime: &Handle) -> Result<Server, Failure> {
+    let token = Secret::random_hex(24).map_err(Failure::system)?;
+    let server = Server::start(gateway.clone(), ([127, 0, 0, 1], 0).into(), &token, None);
+    runtime.block_on(server).map_err(Failure::system)
 }
 
 /// Limits of a gateway whose rollouts are opened with those of the recipe.

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::launch_record::keep_record;
+use crate::listen::{CA_VARIABLE, host_name};
 use sinew_control::{
     AutoscaleLimits, ControlDesk, ControlLimits, ControlPlace, HostsLauncher, KUBERNETES_NAME_FILE,
     KUBERNETES_RECIPE_FILE, KUBERNETES_TOKEN_FILE, KubernetesAccess, KubernetesLauncher,
@@ -26,10 +27,6 @@ const LOGS: &str = "roles";
 const WANTED: &str = "wanted.json";
 /// File of the token in the run's folder.
 const TOKEN: &str = "control-token";
-/// File of the kernel with the name of this host.
-const HOST_NAME_FILE: &str = "/proc/sys/kernel/hostname";
-/// Variable with the file of authorities that a role trusts.
-const CA_VARIABLE: &str = "SINEW_TLS_CA";
 
 impl From<LaunchError> for Failure {
     fn from(error: LaunchError) -> Self {
@@ -126,18 +123,8 @@ pub fn owner_url(launch: &LaunchPlan, run: &str, address: SocketAddr, scheme: &s
     if !address.ip().is_unspecified() {
         return format!("{scheme}://{address}");
     }
-    format!("{scheme}://{}:{}", host_name(), address.port())
-}
-
-/// Name of this host.
-fn host_name() -> String {
-    let name = std::fs::read_to_string(HOST_NAME_FILE).unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() {
-        "localhost".to_owned()
-    } else {
-        name.to_owned()
-    }
+    let host = host_name().unwrap_or_else(|| "localhost".to_owned());
+    format!("{scheme}://{host}:{}", address.port())
 }
 
 /// The file with the token of a run, which is made if it is missing, and the token.

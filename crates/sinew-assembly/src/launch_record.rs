@@ -31,9 +31,6 @@ fn record_of(dir: &Path) -> PathBuf {
 }
 
 /// Keeps what finds the jobs of a run again. `dir` is its folder on this host, `folder` that of its owner.
-///
-/// # Errors
-/// If the record cannot be written.
 pub(crate) fn keep_record(
     plan: &RunPlan,
     dir: &Path,
@@ -65,9 +62,6 @@ pub(crate) struct LaunchedRun {
 }
 
 /// The run with this folder on this host, if an engine was asked to start its owner.
-///
-/// # Errors
-/// If its record cannot be read.
 pub(crate) fn read_record(dir: &Path) -> Result<Option<LaunchedRun>, Failure> {
     let path = record_of(dir);
     let wrong = |e: &dyn std::fmt::Display| Failure::input(format!("{}: {e}", path.display()));

@@ -116,7 +116,9 @@ pub use launch::{
 };
 pub use launch_jobs::{EndedJob, end_jobs};
 pub use learner::train_worker;
-pub use listen::{CertificateFiles, TlsArgs, host_certificate, reached_at, trust_authorities};
+pub use listen::{
+    CertificateFiles, TlsArgs, host_certificate, host_name, reached_at, trust_authorities,
+};
 pub use live::ServeAt;
 pub use measure::{
     MeasureOptions, MeasuredServers, Measurement, dataset_files, measure, measurement, spread,
@@ -158,10 +160,10 @@ use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
 use sinew_pipeline::{
-    CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, LateRewards, Pipeline,
-    RolloutParts, RunStore, TurnSchedule,
+    ChangedParts, CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, LateRewards,
+    Pipeline, RolloutParts, RunStore, TurnSchedule,
 };
-use sinew_recipe::{EngineType, Order, RunPlan, TrainMode};
+use sinew_recipe::{EngineType, Order, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeOptions, EpisodeParts, RunInfo, TurnOrder};
 use sinew_runs::{Resume, RunDir};
@@ -318,8 +320,8 @@ pub fn pipeline(
     };
     let mut begun = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
-    let own = engine::threads(recipe, &device);
-    let run = info(recipe, &session, &world, (&renderer, &own), rewards);
+    let (own, envs) = (engine::threads(recipe, &device), world.envs.as_ref());
+    let run = run_info(recipe, dir.path(), envs, renderer.as_ref(), &own, rewards);
     let gold = source::Gold::new(&world.taskset, &world.envs, &renderer, run.clone());
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
@@ -354,18 +356,6 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
-}
-
-/// The facts of a run with its environments.
-fn info(
-    recipe: &RunPlan,
-    session: &Session<'_>,
-    world: &World,
-    (renderer, device): (&Arc<dyn Renderer>, &Cpu),
-    rewards: BTreeMap<String, String>,
-) -> RunInfo {
-    let (dir, envs) = (session.dir.path(), world.envs.as_ref());
-    run_info(recipe, dir, envs, renderer.as_ref(), device, rewards)
 }
 
 /// The address of the run for workers and other roles, if it has one.
@@ -455,6 +445,24 @@ fn rollout_parts(
     }
 }
 
+/// Parts for running episodes of one policy that does not learn from them: stored ones stay as they are.
+fn untrained_parts(
+    rollout: &RolloutPlan,
+    episode: EpisodeParts,
+    taskset: &Arc<dyn Taskset>,
+) -> RolloutParts {
+    RolloutParts {
+        episode,
+        taskset: Arc::clone(taskset),
+        options: plan::episode_options(rollout),
+        max_in_flight: rollout.max_in_flight,
+        cross: None,
+        in_flight: None,
+        turns: None,
+        changed: ChangedParts::Keep,
+    }
+}
+
 /// Scores that come after the episode, for recipes that wait for them.
 fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<LateRewards> {
     let config = plan::late_config(recipe)?;
@@ -483,19 +491,14 @@ fn groups(
     GroupRewards::new(session.runtime.clone(), parts, session.cancel.clone())
 }
 
-/// Reports model and machine to the views.
-fn described(session: &Session<'_>, shape: &StartShape, device: &Cpu) -> Result<(), Failure> {
-    let described = RunEvent::Described(describe(shape, device));
-    Ok(session.bus.emit(described)?)
-}
-
-/// One line about model and machine, for the views.
-fn describe(model: &StartShape, device: &Cpu) -> String {
-    format!(
+/// Reports model and machine to the views, in one line.
+fn described(session: &Session<'_>, model: &StartShape, device: &Cpu) -> Result<(), Failure> {
+    let line = format!(
         "{}, vocabulary {}; kernels {}, {} threads",
         model.words,
         model.vocab,
         kernels(device),
         device.threads()
-    )
+    );
+    Ok(session.bus.emit(RunEvent::Described(line))?)
 }

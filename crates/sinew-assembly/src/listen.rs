@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Variable with the file of authorities, where `--tls-ca` is not given.
-const CA_VARIABLE: &str = "SINEW_TLS_CA";
+pub(crate) const CA_VARIABLE: &str = "SINEW_TLS_CA";
 /// File of the kernel with the name of this host.
 const HOST_NAME_FILE: &str = "/proc/sys/kernel/hostname";
 /// An address of no host (RFC 5737): the system names its own address on the way there, and sends nothing.
@@ -121,9 +121,7 @@ impl TlsArgs {
         }
         if !address.ip().is_loopback() {
             let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-            let host = std::fs::read_to_string(HOST_NAME_FILE).unwrap_or_default();
-            let host = host.trim().to_owned();
-            names.extend(Some(host).filter(|h| !h.is_empty() && h.chars().all(plain)));
+            names.extend(host_name().filter(|host| host.chars().all(plain)));
         }
         names.extend(self.tls_host.iter().cloned());
         let mut seen = std::collections::HashSet::new();
@@ -152,6 +150,13 @@ impl TlsArgs {
         }
         all.concat()
     }
+}
+
+/// Name of this host, if it has one.
+#[must_use]
+pub fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string(HOST_NAME_FILE).ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 /// The address of this host on the way to other ones.

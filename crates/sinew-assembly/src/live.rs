@@ -342,9 +342,6 @@ fn gateway(
 
 /// The source of `harness.type = "live"` whose gateways are those of the run's workers. `None` with another
 /// harness.
-///
-/// # Errors
-/// If the store cannot be read.
 pub(crate) fn source_of_workers(
     recipe: &RunPlan,
     session: &Session<'_>,

@@ -11,23 +11,20 @@ use crate::model::{check_context, keep_renderer, model_config, renderer, resolve
 use crate::run_model::run_model;
 use crate::run_pins::RunPins;
 use crate::servers::serve_engine;
-use crate::{Session, device, episode_parts, plan, run_info, store};
+use crate::{Session, device, episode_parts, plan, run_info, store, untrained_parts};
 use sinew_env::Split;
 use sinew_model::{Dataset, resolve_dataset};
 use sinew_orchestrator::{
     Bus, Draw, EpisodeResult, EpisodeSlots, Phase, PipelineError, RolloutProgress, RunEvent,
     eval_episodes,
 };
-use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts, StoredEpisode};
+use sinew_pipeline::{EngineRollouts, Rollouts, StoredEpisode};
 use sinew_recipe::{ModelSection, RUN, RunPlan};
 use sinew_types::{EpisodeId, PolicyVersion, Trace};
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Episodes that have begun for each that may be in flight, so that one waits where another ends.
-const ROOM: usize = 2;
 
 /// Maximum number of runs of which each began with the next.
 const MAX_RUNS: usize = 100;
@@ -129,22 +126,14 @@ pub fn measurement(
         run.provenance.kernels = None;
     }
     let (envs, wait) = (Arc::clone(&world.envs), Arc::clone(&world.sandbox_wait));
-    let parts = RolloutParts {
-        episode: episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?,
-        taskset: Arc::clone(&world.taskset),
-        options: plan::episode_options(&rollout),
-        max_in_flight: recipe.rollout.max_in_flight,
-        cross: None,
-        in_flight: None,
-        turns: None,
-        changed: ChangedParts::Keep,
-    };
+    let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
+    let parts = untrained_parts(&rollout, episode, &world.taskset);
     let (runtime, cancel) = (session.runtime.clone(), session.cancel.clone());
     let held_out = world.taskset.len(Split::HeldOut);
     Ok(Measurement {
         waiting: episodes(recipe.seed, how, held_out),
         retries: plan::algorithm(recipe)?.repair().retries(),
-        room: recipe.rollout.max_in_flight.saturating_mul(ROOM),
+        room: plan::room(&recipe.rollout),
         rollouts: Box::new(EngineRollouts::new(runtime, parts, traces, cancel)),
         bus: session.bus,
         started: session.started,

@@ -8,9 +8,9 @@ use crate::failure::Failure;
 use crate::run_model::{RunModel, run_model};
 use crate::run_pins;
 use sinew_model::{
-    ConfigError, Family, LoadedModel, Lora, LoraConfig, ModelConfig, ModelFiles, Params, Progress,
-    ProgressSink, ResolveEnv, ResolveError, RopeScaling, load_config, load_gguf_metadata,
-    load_model, resolve_model,
+    Family, Lora, LoraConfig, ModelConfig, ModelFiles, Params, Progress, ProgressSink, ResolveEnv,
+    ResolveError, RopeScaling, check_model, load_config, load_gguf_metadata, load_model,
+    resolve_model,
 };
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan, TemplateOptions};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
@@ -97,6 +97,11 @@ pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
     }
 }
 
+/// A model that is there and cannot be used.
+pub(crate) fn wrong_model(e: impl std::fmt::Display) -> Failure {
+    Failure::input(format!("model: {e}"))
+}
+
 /// A hint for the folder of a run, which `run:` names, or of one that was not trained yet.
 fn of_a_run(spec: &str) -> Option<String> {
     let folders = [PathBuf::from(spec), Path::new("runs").join(spec)];
@@ -136,6 +141,14 @@ pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, 
     }
 }
 
+/// Same as [`model_files`], for what reads only folders: `None` also for a GGUF file.
+pub(crate) fn model_folder(section: &ModelSection) -> Result<Option<PathBuf>, Failure> {
+    Ok(match model_files(section)? {
+        Some(ModelFiles::Dir(dir)) => Some(dir),
+        _ => None,
+    })
+}
+
 /// Tokenizer and chat template of a folder or a GGUF file, which has both in its metadata. `template` are
 /// variables of the chat template.
 ///
@@ -147,32 +160,30 @@ pub fn chat_renderer(
     template: &TemplateOptions,
 ) -> Result<ChatRenderer, Failure> {
     let options = template.0.clone().into_iter().collect();
-    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("model: {e}"));
     match files {
-        ModelFiles::Dir(dir) => ChatRenderer::from_dir(dir, options).map_err(|e| failed(&e)),
+        ModelFiles::Dir(dir) => ChatRenderer::from_dir(dir, options).map_err(wrong_model),
         ModelFiles::Gguf(path) => {
-            let meta = load_gguf_metadata(path).map_err(|e| failed(&e))?;
-            let config = |e: ConfigError| failed(&e);
-            let types = meta.token_types().map_err(config)?.unwrap_or_default();
+            let meta = load_gguf_metadata(path).map_err(wrong_model)?;
+            let types = meta.token_types().map_err(wrong_model)?.unwrap_or_default();
             let vocab = GgufVocab {
-                model: meta.tokenizer_model().map_err(config)?.into(),
+                model: meta.tokenizer_model().map_err(wrong_model)?.into(),
                 pre: meta
                     .pre_tokenizer()
-                    .map_err(config)?
+                    .map_err(wrong_model)?
                     .unwrap_or_default()
                     .into(),
-                tokens: meta.tokens().map_err(config)?.to_vec(),
+                tokens: meta.tokens().map_err(wrong_model)?.to_vec(),
                 token_types: types.iter().map(|&t| t as i32).collect(),
-                merges: meta.merges().map_err(config)?.to_vec(),
+                merges: meta.merges().map_err(wrong_model)?.to_vec(),
             };
             ChatRenderer::from_gguf(
                 &vocab,
-                meta.chat_template().map_err(config)?,
-                meta.token_id("bos").map_err(config)?,
-                meta.token_id("eos").map_err(config)?,
+                meta.chat_template().map_err(wrong_model)?,
+                meta.token_id("bos").map_err(wrong_model)?,
+                meta.token_id("eos").map_err(wrong_model)?,
                 options,
             )
-            .map_err(|e| failed(&e))
+            .map_err(wrong_model)
         }
     }
 }
@@ -198,20 +209,15 @@ pub fn renderer(section: &ModelSection, env: &EnvSection) -> Result<Arc<dyn Rend
 }
 
 /// The renderer of a model that only samples and trains given tokens, which may have no chat template.
-///
-/// # Errors
-/// Same as [`renderer`].
 pub(crate) fn token_renderer(
     section: &ModelSection,
     env: &EnvSection,
 ) -> Result<Arc<dyn Renderer>, Failure> {
     if of_run(section)?.is_none()
-        && let Some(ModelFiles::Dir(dir)) = model_files(section)?
+        && let Some(dir) = model_folder(section)?
     {
         let made = ChatRenderer::from_dir_for_tokens(&dir);
-        return Ok(Arc::new(
-            made.map_err(|e| Failure::input(format!("model: {e}")))?,
-        ));
+        return Ok(Arc::new(made.map_err(wrong_model)?));
     }
     renderer(section, env)
 }
@@ -273,9 +279,7 @@ pub fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params
         return run.params();
     }
     if let Some(files) = model_files(&recipe.model)? {
-        let loaded: LoadedModel =
-            load_model(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
-        return Ok(loaded.params);
+        return Ok(load_model(&files).map_err(wrong_model)?.params);
     }
     let config = scratch_config(recipe, renderer)?;
     Ok(Params::random(&config, recipe.seed))
@@ -292,12 +296,8 @@ pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     }
     match model_files(&recipe.model)? {
         None => scratch_config(recipe, renderer(&recipe.model, &recipe.env)?.as_ref()),
-        Some(files) if recipe.tinker().is_some() => {
-            load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
-        }
-        Some(files) => {
-            sinew_model::check_model(&files).map_err(|e| Failure::input(format!("model: {e}")))
-        }
+        Some(files) if recipe.tinker().is_some() => load_config(&files).map_err(wrong_model),
+        Some(files) => check_model(&files).map_err(wrong_model),
     }
 }
 
@@ -331,8 +331,7 @@ impl RunModel {
     pub fn config(&self) -> Result<ModelConfig, Failure> {
         match self.latest() {
             Some(folder) if folder.join("config.json").is_file() => {
-                let files = ModelFiles::Dir(folder);
-                load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+                load_config(&ModelFiles::Dir(folder)).map_err(wrong_model)
             }
             Some(folder) if folder.join("adapter_config.json").is_file() => {
                 let base = model_config(&self.recipe)?;
@@ -401,7 +400,7 @@ fn scratch_config(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<ModelConf
         eos_ids: renderer.stop_ids().to_vec(),
     }
     .checked()
-    .map_err(|e| Failure::input(format!("model: {e}")))
+    .map_err(wrong_model)
 }
 
 /// Whether the model has the context that `rollout.max_context_tokens` asks for.

@@ -257,6 +257,12 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
     }
 }
 
+/// Number of episodes that have begun where no trainer waits for them: two for each that may be in flight, so
+/// that one waits where another ends.
+pub(crate) fn room(r: &RolloutPlan) -> usize {
+    r.max_in_flight.saturating_mul(2)
+}
+
 /// As [`episode_options`], for episodes that are trained: engines report the experts of their tokens if the
 /// trainer uses them.
 pub(crate) fn trained_options(recipe: &RunPlan) -> EpisodeOptions {

@@ -3,10 +3,9 @@
 use crate::Session;
 use crate::failure::Failure;
 use crate::first_weights::FirstWeights;
-use crate::model::model_files;
+use crate::model::model_folder;
 use crate::torch::EngineSlot;
 use sinew_engines::{FolderDtype, Publisher, SharedWeights, WeightsFolder};
-use sinew_model::ModelFiles;
 use sinew_orchestrator::{Bus, PipelineError, RunEvent};
 use sinew_pipeline::WeightsTransport;
 use sinew_recipe::{EngineType, RunPlan, Transfer};
@@ -50,9 +49,6 @@ impl WeightsTransport for Waking {
 
 /// Transport of new weights to the engines that sample. The weights that the run begins with are published at
 /// once.
-///
-/// # Errors
-/// If the weights cannot be had.
 pub(crate) fn transport(
     recipe: &RunPlan,
     engine: Arc<dyn Engine>,
@@ -70,10 +66,7 @@ pub(crate) fn transport(
         Some(dir) if section.kind == EngineType::Embedded => dir,
         _ => return Ok(Box::new(engine)),
     };
-    let base = match model_files(&recipe.model)? {
-        Some(ModelFiles::Dir(dir)) => Some(dir),
-        _ => None,
-    };
+    let base = model_folder(&recipe.model)?;
     let folder = WeightsFolder::new(dir, base, FolderDtype::F32).fenced(first.fence);
     let deltas = section.weights_transfer != Some(Transfer::Full);
     let bus = session.bus.clone();

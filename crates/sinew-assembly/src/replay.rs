@@ -76,9 +76,6 @@ impl Replayer {
     }
 
     /// The task of an episode.
-    ///
-    /// # Errors
-    /// If the recipe does not give it any more.
     fn task(&self, id: &TaskId) -> Result<Task, Failure> {
         let wanted = BTreeSet::from([id.clone()]);
         let found = tasks_of(self.world.taskset.as_ref(), &wanted).map_err(Failure::input)?;

@@ -221,9 +221,6 @@ impl RunPins {
 
     /// Keeps what the session stands on in its folder, and reports what changed. `step` is the last one that
     /// was trained.
-    ///
-    /// # Errors
-    /// If the folder cannot be written.
     pub(crate) fn keep(mut self, session: &Session<'_>, step: u64) -> Result<(), Failure> {
         let warn = |text: String| session.bus.emit(RunEvent::Warning(text));
         if self.old.is_none() && step > 0 {
@@ -291,9 +288,6 @@ fn newest(source: &str, named: String) -> Result<PinnedWeights, Failure> {
 }
 
 /// Inputs outside of a recipe that it names, with a hash or version of each; `rows` are those of its tasks.
-///
-/// # Errors
-/// If a file cannot be read.
 pub(crate) fn versions(
     recipe: &RunPlan,
     envs: &dyn EnvFactory,

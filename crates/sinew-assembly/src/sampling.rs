@@ -6,13 +6,12 @@ use crate::env::World;
 use crate::failure::Failure;
 use crate::first_weights::FirstWeights;
 use crate::learner::BegunLearner;
-use crate::model::model_files;
+use crate::model::model_folder;
 use crate::owner::{Owner, Tickets};
 use crate::start_shape::StartShape;
 use crate::{Session, episode_parts, groups, live, plan, publish, rollout_parts, rollouts};
 use sinew_engines::{FolderDtype, WeightsFolder};
 use sinew_grammar::Grammars;
-use sinew_model::ModelFiles;
 use sinew_pipeline::{
     GroupRewards, LateRewards, Rollouts, RunStore, SampleSource, StoredEpisodes, StoredParts,
     TurnSchedule, WeightsTransport,
@@ -177,10 +176,7 @@ impl Sampling<'_> {
         tickets: &Tickets,
     ) -> Result<Box<dyn WeightsTransport>, Failure> {
         let (recipe, first) = (self.recipe, &begun.first);
-        let base = match model_files(&recipe.model)? {
-            Some(ModelFiles::Dir(dir)) => Some(dir),
-            _ => None,
-        };
+        let base = model_folder(&recipe.model)?;
         let root = tickets.weights.clone();
         let folder = WeightsFolder::new(&root, base, FolderDtype::F32);
         let folder = folder.fenced(first.fence.clone());

@@ -13,6 +13,7 @@ use sinew_pipeline::{FrozenModel, Reference, ScoringModels};
 use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
 use sinew_train::ModelPolicy;
+use std::fmt::Display;
 use std::path::PathBuf;
 
 /// A reference or teacher: of a run, whose folder is named with `run:` or without, or files.
@@ -75,7 +76,12 @@ pub(crate) fn folder(key: &str, source: &str, vocab: usize) -> Result<Option<Pat
     Err(other_vocabulary(key, source, found, vocab))
 }
 
-fn other_vocabulary(key: &str, source: &str, found: usize, vocab: usize) -> Failure {
+pub(crate) fn other_vocabulary(
+    key: &str,
+    source: &str,
+    found: impl Display,
+    vocab: impl Display,
+) -> Failure {
     Failure::input(format!(
         "{key} = {source:?}: it has {found} tokens, the policy {vocab}; both must have one tokenizer"
     ))

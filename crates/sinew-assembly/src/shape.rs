@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::model::{model_config, resolve_env, unresolved};
 use crate::run_model::{RunModel, run_model, typed_source};
+use crate::scoring::other_vocabulary;
 use sinew_model::{ModelFiles, ModelShape, check_model, resolve_model};
 use sinew_recipe::{ModelSection, RunPlan};
 
@@ -28,10 +29,7 @@ pub fn scoring_shape(key: &str, source: &str, vocab: u64) -> Result<ModelShape, 
     if shape.vocab == vocab {
         return Ok(shape);
     }
-    Err(Failure::input(format!(
-        "{key} = {source:?}: it has {} tokens, the policy {vocab}; both must have one tokenizer",
-        shape.vocab
-    )))
+    Err(other_vocabulary(key, source, shape.vocab, vocab))
 }
 
 /// Sizes of the model of a source.

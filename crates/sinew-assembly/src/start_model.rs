@@ -2,10 +2,10 @@
 //! processes of another one, or the name of weights at a service.
 
 use crate::failure::Failure;
-use crate::model::{check_context, loaded_params, model_files};
+use crate::model::{check_context, loaded_params, model_folder};
 use crate::start_shape::StartShape;
 use crate::tinker::{self, ServiceStart};
-use sinew_model::{ModelFiles, Params, SaveDtype, save_pretrained};
+use sinew_model::{Params, SaveDtype, save_pretrained};
 use sinew_recipe::{RunPlan, TrainerPlan};
 use sinew_render::Renderer;
 use std::path::{Path, PathBuf};
@@ -47,9 +47,9 @@ pub(crate) fn start_model(
         check_context(context, shape.context)?;
         return Ok((StartWeights::Params(params), shape));
     };
-    let folder = match model_files(&plan.model)? {
-        Some(ModelFiles::Dir(folder)) => folder,
-        _ => written(run.join(FOLDER), || loaded_params(plan, renderer))?,
+    let folder = match model_folder(&plan.model)? {
+        Some(folder) => folder,
+        None => written(run.join(FOLDER), || loaded_params(plan, renderer))?,
     };
     let shape = StartShape::of_folder(&folder)?;
     check_context(context, shape.context)?;
@@ -60,9 +60,6 @@ pub(crate) fn start_model(
 }
 
 /// Writes weights into a folder, unless it is there: it appears complete or not at all.
-///
-/// # Errors
-/// If the weights cannot be had or written.
 pub(crate) fn written(
     folder: PathBuf,
     params: impl FnOnce() -> Result<Params, Failure>,

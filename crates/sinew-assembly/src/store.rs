@@ -65,9 +65,6 @@ pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Fai
 
 /// Opens the store of a run like [`open_store`]. If this process trains the run, it becomes its owner: from
 /// then on, no earlier owner commits, publishes or saves.
-///
-/// # Errors
-/// Same as [`open_store`].
 pub(crate) fn open_for(goal: Goal, plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Failure> {
     let mut store = open_store(plan, dir)?;
     if goal == Goal::Train {

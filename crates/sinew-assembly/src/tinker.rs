@@ -5,7 +5,7 @@
 //! samplers.
 
 use crate::failure::Failure;
-use crate::model::{check_context, model_files};
+use crate::model::{check_context, model_files, wrong_model};
 use crate::run_model::{origin, run_model, typed_source};
 use crate::start_shape::StartShape;
 use crate::{clock, plan, scoring, servers};
@@ -92,9 +92,6 @@ struct Services {
 }
 
 /// The services of a recipe, with their keys.
-///
-/// # Errors
-/// If a key is not set.
 fn services(plan: &RunPlan) -> Result<Services, Failure> {
     let settings = plan.tinker();
     let settings = settings.ok_or_else(|| Failure::system("trainer.type is not \"tinker\""))?;
@@ -118,9 +115,6 @@ fn services(plan: &RunPlan) -> Result<Services, Failure> {
 }
 
 /// The adapters of `train.lora`.
-///
-/// # Errors
-/// If a service cannot have them.
 fn adapters(plan: &RunPlan) -> Result<Option<AdapterOptions>, Failure> {
     let of = |lora: &LoraSection| {
         AdapterOptions::from_targets(lora.rank, lora.alpha, &lora.targets).map_err(failed)
@@ -193,11 +187,7 @@ fn in_words(adapters: Option<AdapterOptions>) -> String {
 pub(crate) fn shape(plan: &RunPlan) -> Result<StartShape, Failure> {
     match model_files(&origin(&plan.model)?)? {
         Some(ModelFiles::Dir(folder)) => StartShape::of_folder(&folder),
-        Some(files) => {
-            let config = load_config(&files);
-            let config = config.map_err(|e| Failure::input(format!("model: {e}")))?;
-            Ok(StartShape::of(config))
-        }
+        Some(files) => Ok(StartShape::of(load_config(&files).map_err(wrong_model)?)),
         None => Err(Failure::input(
             "model: a model from scratch has its weights here, and a Tinker service trains models that it has",
         )),
@@ -319,9 +309,8 @@ pub(crate) fn sampling_engine(
     let start = start(plan)?;
     let unreached = |e: &dyn std::fmt::Display| Failure::outside(format!("engine: {e}"));
     if start.state.is_none() {
-        let models = base_models(&services(plan)?.sampler, WITHIN).map_err(failed)?;
-        let base = BaseModel::choose(&models, start.base_model.as_deref()).map_err(failed)?;
-        let engine = samplers(plan, Some(base.name.clone()), vocab, first)?;
+        let base = base_of(&services(plan)?.sampler, start.base_model.as_deref())?;
+        let engine = samplers(plan, Some(base.name), vocab, first)?;
         let ready = engine.wait_ready(servers::READY_WITHIN);
         ready.map_err(|e| unreached(&e))?;
         return Ok(Arc::new(engine));

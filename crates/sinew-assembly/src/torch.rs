@@ -132,9 +132,6 @@ fn open(
 
 /// The trainer of a service whose models use it in turns: adapters are published by themselves, so that an
 /// engine holds those of several models.
-///
-/// # Errors
-/// Fails as [`trainer`] does.
 pub(crate) fn service_policy(parts: &TorchParts<'_>, state: &Path) -> Result<TorchPolicy, Failure> {
     let recipe = parts.recipe;
     let form = match &recipe.train.lora {
@@ -159,9 +156,6 @@ fn free(slot: EngineSlot) -> FreeDevices {
 }
 
 /// The Python of the trainer.
-///
-/// # Errors
-/// If there is none.
 fn python(settings: &TrainerPlan) -> Result<PathBuf, Failure> {
     let explicit = settings.python.as_deref().map(Path::new);
     find_python(explicit, &torch_variables()).map_err(Failure::outside)

@@ -122,9 +122,6 @@ impl Common {
     }
 
     /// The ruleset of a sandbox with these folders.
-    ///
-    /// # Errors
-    /// The call that failed.
     pub(crate) fn ruleset(
         &self,
         work: &OwnedFd,

@@ -45,9 +45,6 @@ pub(crate) fn command(python: &[u8], code: &[u8]) -> Result<Vec<CString>, NulErr
 
 /// Arguments by which `python` becomes an interpreter that waits: `source` runs under this name next to
 /// `__main__`, which stays empty for programs.
-///
-/// # Errors
-/// Fails as [`command`] does.
 pub(crate) fn waiting(python: &[u8], name: &str, source: &str) -> Result<Vec<CString>, NulError> {
     let code = format!(
         "import sys; exec(compile(sys.argv[1], '<{name}>', 'exec'), \

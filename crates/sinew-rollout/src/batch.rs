@@ -250,10 +250,7 @@ fn panicked(
     message: String,
 ) -> Trace {
     let mut machine = options.machine(spec, &parts.run);
-    machine.on_event(EpisodeEvent::Failed {
-        kind: FailureKind::Cancelled,
-        message,
-    });
+    machine.on_event(EpisodeEvent::failed(FailureKind::Cancelled, message));
     machine.into_trace(Timing::default())
 }
 

@@ -9,7 +9,7 @@ use crate::gauges::Phase;
 use crate::in_flight::{self, InFlight, Log, SavedEpisode};
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use crate::shown::{NewContext, ShownHistory};
-use sinew_env::{CallNotation, Env, EnvError, EnvFuture, StepResult};
+use sinew_env::{CallNotation, Env, EnvFuture, StepResult};
 use sinew_render::RenderError;
 use sinew_sandbox::owned;
 use sinew_types::{
@@ -28,7 +28,7 @@ use tokio::time::{Instant, timeout_at};
 const TRAIN: &str = "train";
 
 /// Maximum time to close an environment after the end of its episode.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running episode.
 struct EpisodeRun<'a> {
@@ -92,7 +92,8 @@ impl OpenEnv<'_> {
     }
 }
 
-async fn close(mut env: Box<dyn Env>, episode: EpisodeId) {
+/// Closes an environment. It is abandoned with a log message if that fails or takes too long.
+pub(crate) async fn close(mut env: Box<dyn Env>, episode: EpisodeId) {
     let closed = tokio::time::timeout(CLOSE_TIMEOUT, env.close()).await;
     if !matches!(closed, Ok(Ok(()))) {
         tracing::warn!(%episode, ?closed, "environment did not close");
@@ -152,14 +153,6 @@ pub async fn run_episode(
     running.over(machine)
 }
 
-/// Converts an error of the environment into an event, with its kind of failure.
-fn failed(e: &EnvError) -> EpisodeEvent {
-    EpisodeEvent::Failed {
-        kind: e.failure_kind(),
-        message: e.to_string(),
-    }
-}
-
 impl<'a> EpisodeRun<'a> {
     /// Runs the episode from its start.
     async fn play(&mut self, machine: &mut EpisodeMachine) {
@@ -184,7 +177,7 @@ impl<'a> EpisodeRun<'a> {
                 episode: &self.spec.episode,
             }),
             Err(e) => {
-                machine.on_event(failed(&e));
+                machine.on_event(EpisodeEvent::failed(e.failure_kind(), e));
                 None
             }
         }
@@ -381,7 +374,7 @@ impl<'a> EpisodeRun<'a> {
         self.timing.tool_s += started.elapsed().as_secs_f64();
         match result {
             Err(_) => Err(EpisodeEvent::Deadline),
-            Ok(Err(e)) => Err(failed(&e)),
+            Ok(Err(e)) => Err(EpisodeEvent::failed(e.failure_kind(), e)),
             Ok(Ok(value)) => Ok(value),
         }
     }
@@ -406,10 +399,7 @@ impl<'a> EpisodeRun<'a> {
                 messages: reset.messages,
                 state_hash: reset.state_hash,
             },
-            Err(e) => EpisodeEvent::Failed {
-                kind: FailureKind::Render,
-                message: e.to_string(),
-            },
+            Err(e) => EpisodeEvent::failed(FailureKind::Render, e),
         }
     }
 
@@ -483,7 +473,7 @@ impl<'a> EpisodeRun<'a> {
             let _ = sender.try_send(event);
         });
         let finished = match self.parts.engine.submit(request, sink) {
-            Err(e) => Err(engine_failed(e.to_string())),
+            Err(e) => Err(EpisodeEvent::failed(FailureKind::Engine, e)),
             Ok(()) => self.follow(machine, id, &mut events).await,
         };
         self.timing.generate_s += started.elapsed().as_secs_f64();
@@ -508,7 +498,7 @@ impl<'a> EpisodeRun<'a> {
                 Err(_) => return Err(EpisodeEvent::Deadline),
                 Ok(None) => {
                     let message = "the engine dropped the request without a last event";
-                    return Err(engine_failed(message.into()));
+                    return Err(EpisodeEvent::failed(FailureKind::Engine, message));
                 }
                 // Nobody asks for log-probabilities of the context.
                 Ok(Some(EngineEvent::Prompt { .. })) => {}
@@ -525,7 +515,7 @@ impl<'a> EpisodeRun<'a> {
                 }
                 Ok(Some(EngineEvent::Failed { error, .. })) => {
                     request.over = true;
-                    return Err(engine_failed(error.to_string()));
+                    return Err(EpisodeEvent::failed(FailureKind::Engine, error));
                 }
             }
         }
@@ -579,10 +569,8 @@ impl<'a> EpisodeRun<'a> {
             };
         }
         let Some(observation) = step.observation else {
-            return EpisodeEvent::Failed {
-                kind: FailureKind::Environment,
-                message: "step returned neither an observation nor an outcome".into(),
-            };
+            let why = "step returned neither an observation nor an outcome";
+            return EpisodeEvent::failed(FailureKind::Environment, why);
         };
         let (process_reward, state_hash) = (step.process_reward, step.state_hash);
         let renewed = |(cause, prompt, messages)| EpisodeEvent::Renewed {
@@ -618,10 +606,7 @@ impl<'a> EpisodeRun<'a> {
                 })
             }
         };
-        answered.unwrap_or_else(|e| EpisodeEvent::Failed {
-            kind: FailureKind::Render,
-            message: e.to_string(),
-        })
+        answered.unwrap_or_else(|e| EpisodeEvent::failed(FailureKind::Render, e))
     }
 
     /// Begins the history of a context, if thinking is dropped.
@@ -659,13 +644,6 @@ impl<'a> EpisodeRun<'a> {
             },
             Err(event) => event,
         }
-    }
-}
-
-fn engine_failed(message: String) -> EpisodeEvent {
-    EpisodeEvent::Failed {
-        kind: FailureKind::Engine,
-        message,
     }
 }
 

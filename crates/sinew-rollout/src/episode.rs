@@ -165,6 +165,14 @@ pub enum EpisodeEvent {
     Deadline,
 }
 
+impl EpisodeEvent {
+    /// The failure of a part of the system.
+    pub(crate) fn failed(kind: FailureKind, why: impl std::fmt::Display) -> Self {
+        let message = why.to_string();
+        Self::Failed { kind, message }
+    }
+}
+
 /// The driver's next action.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EpisodeCommand {
@@ -313,9 +321,7 @@ impl EpisodeMachine {
     pub fn on_event(&mut self, event: EpisodeEvent) -> EpisodeCommand {
         match (self.state, event) {
             (State::Over, _) => EpisodeCommand::Wait,
-            (_, EpisodeEvent::Failed { kind, message }) => {
-                self.end(EpisodeEnd::Failed { kind, message })
-            }
+            (_, EpisodeEvent::Failed { kind, message }) => self.fail(kind, message),
             (
                 State::Scoring,
                 EpisodeEvent::Done {
@@ -327,15 +333,15 @@ impl EpisodeMachine {
                 self.state = State::Over;
                 EpisodeCommand::Finish
             }
-            (State::Scoring, EpisodeEvent::Deadline) => self.end(EpisodeEnd::Failed {
-                kind: FailureKind::Environment,
-                message: "the environment gave no score in time".into(),
-            }),
+            (State::Scoring, EpisodeEvent::Deadline) => self.fail(
+                FailureKind::Environment,
+                "the environment gave no score in time".into(),
+            ),
             // No turn was lost: that is the system's failure, not the policy's.
-            (State::Booting, EpisodeEvent::Deadline) => self.end(EpisodeEnd::Failed {
-                kind: FailureKind::Environment,
-                message: "the episode's world was not up in time".into(),
-            }),
+            (State::Booting, EpisodeEvent::Deadline) => self.fail(
+                FailureKind::Environment,
+                "the episode's world was not up in time".into(),
+            ),
             (_, EpisodeEvent::Deadline) => self.truncate(Limit::WallTime),
             (
                 State::Booting,
@@ -371,10 +377,10 @@ impl EpisodeMachine {
                     None => EpisodeEnd::Terminated,
                 })
             }
-            (state, event) => self.end(EpisodeEnd::Failed {
-                kind: FailureKind::Environment,
-                message: format!("event {event:?} is not expected while {state:?}"),
-            }),
+            (state, event) => self.fail(
+                FailureKind::Environment,
+                format!("event {event:?} is not expected while {state:?}"),
+            ),
         }
     }
 
@@ -448,10 +454,7 @@ impl EpisodeMachine {
             self.trace.nodes[id as usize].finish = Some(reason);
         }
         if aborted {
-            return self.end(EpisodeEnd::Failed {
-                kind: FailureKind::Cancelled,
-                message: "generation was aborted".into(),
-            });
+            return self.fail(FailureKind::Cancelled, "generation was aborted".into());
         }
         self.close_turn();
         self.state = State::Stepping;
@@ -538,6 +541,10 @@ impl EpisodeMachine {
         self.trace.end = EpisodeEnd::Truncated { limit };
         self.state = State::Scoring;
         EpisodeCommand::Score
+    }
+
+    fn fail(&mut self, kind: FailureKind, message: String) -> EpisodeCommand {
+        self.end(EpisodeEnd::Failed { kind, message })
     }
 
     fn end(&mut self, end: EpisodeEnd) -> EpisodeCommand {

@@ -238,20 +238,17 @@ impl Gauges {
 
     /// Failed episodes since the last call, at most a few hundred, in the order of their ends.
     pub fn take_failures(&self) -> Vec<FailedEpisode> {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.drain(..).collect()
+        take(&self.failures)
     }
 
     /// Episodes that ended since the last call, at most a few thousand, in the order of their ends.
     pub fn take_ended(&self) -> Vec<EndedEpisode> {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.drain(..).collect()
+        take(&self.ended)
     }
 
     /// Phases that ended since the last call, at most a few thousand, in the order of their ends.
     pub fn take_spans(&self) -> Vec<PhaseSpan> {
-        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        spans.drain(..).collect()
+        take(&self.spans)
     }
 
     /// Counts an episode as in flight until the guard is dropped.
@@ -344,6 +341,12 @@ impl Gauges {
 fn unix_s() -> f64 {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since_1970.map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// Empties a list.
+fn take<T>(list: &Mutex<VecDeque<T>>) -> Vec<T> {
+    let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    list.drain(..).collect()
 }
 
 /// Appends to a list of at most `most` entries; the oldest entry is dropped if it is full.

@@ -68,6 +68,15 @@ impl SavedTurn<'_> {
 }
 
 impl SavedEpisode {
+    /// An episode without turns, of its trace without nodes.
+    fn new(empty: &Trace) -> Self {
+        Self {
+            trace: empty.clone(),
+            turn: Vec::new(),
+            finish: None,
+        }
+    }
+
     /// Number of sampled tokens so far.
     pub fn sampled_tokens(&self) -> usize {
         self.trace.sampled_tokens() + self.turn.len()
@@ -141,6 +150,18 @@ impl ResumedCounts {
         *self == Self::default()
     }
 
+    /// Counts an episode that continued or started again.
+    fn count(&mut self, saved: &SavedEpisode, goes_on: bool) {
+        let tokens = saved.sampled_tokens();
+        if goes_on {
+            self.episodes += 1;
+            self.tokens += tokens;
+        } else {
+            self.restarted += 1;
+            self.tokens_lost += tokens;
+        }
+    }
+
     /// Adds other counts.
     pub fn add(&mut self, other: &Self) {
         self.episodes += other.episodes;
@@ -191,25 +212,17 @@ impl InFlight {
     /// Starts an episode, given its trace without nodes. Returns the progress that an earlier session saved,
     /// if any.
     pub(crate) fn begin(&self, empty: &Trace) -> (Log, Option<SavedEpisode>) {
-        let log = Arc::new(Mutex::new(SavedEpisode {
-            trace: empty.clone(),
-            turn: Vec::new(),
-            finish: None,
-        }));
         let mut state = lock(&self.0);
-        let saved = state.saved.remove(&empty.episode);
-        let (same, other) = match saved {
-            Some(saved) if saved.is_of(empty) => (Some(saved), None),
-            saved => (None, saved),
+        let same = match state.saved.remove(&empty.episode) {
+            Some(other) if !other.is_of(empty) => {
+                state.resumed.count(&other, false);
+                None
+            }
+            same => same,
         };
-        if let Some(other) = other {
-            state.resumed.restarted += 1;
-            state.resumed.tokens_lost += other.sampled_tokens();
-        }
         // The log keeps the saved progress until the episode has gone through its turns again.
-        if let Some(saved) = &same {
-            *lock(&log) = saved.clone();
-        }
+        let progress = same.clone().unwrap_or_else(|| SavedEpisode::new(empty));
+        let log = Arc::new(Mutex::new(progress));
         state
             .running
             .insert(empty.episode.clone(), Arc::clone(&log));
@@ -218,14 +231,7 @@ impl InFlight {
 
     /// Counts a saved episode as continued or as started again.
     pub(crate) fn went_on(&self, saved: &SavedEpisode, goes_on: bool) {
-        let (resumed, tokens) = (&mut lock(&self.0).resumed, saved.sampled_tokens());
-        if goes_on {
-            resumed.episodes += 1;
-            resumed.tokens += tokens;
-        } else {
-            resumed.restarted += 1;
-            resumed.tokens_lost += tokens;
-        }
+        lock(&self.0).resumed.count(saved, goes_on);
     }
 
     /// Counts episodes of an earlier session that cannot be resumed.
@@ -282,9 +288,5 @@ pub(crate) fn finished(log: &Log, reason: &FinishReason) {
 
 /// Discards all turns: the episode starts again with `empty`.
 pub(crate) fn cleared(log: &Log, empty: &Trace) {
-    *lock(log) = SavedEpisode {
-        trace: empty.clone(),
-        turn: Vec::new(),
-        finish: None,
-    };
+    *lock(log) = SavedEpisode::new(empty);
 }

@@ -141,6 +141,14 @@ impl Playback {
         self.lock().change
     }
 
+    /// The engine that continues after the recording, which has no `what` itself.
+    fn live(&self, what: &str) -> Result<&dyn Engine, EngineError> {
+        match &self.live {
+            Some(live) => Ok(live.engine.as_ref()),
+            None => Err(EngineError::Weights(format!("a recording has no {what}"))),
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // Every change of the state is one assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -236,10 +244,7 @@ impl Engine for Playback {
         version: PolicyVersion,
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), EngineError> {
-        match &self.live {
-            Some(live) => live.engine.load_weights(version, weights),
-            None => Err(EngineError::Weights("a recording has no weights".into())),
-        }
+        self.live("weights")?.load_weights(version, weights)
     }
 
     fn load_adapter(
@@ -248,17 +253,11 @@ impl Engine for Playback {
         version: PolicyVersion,
         adapter: Adapter,
     ) -> Result<(), EngineError> {
-        match &self.live {
-            Some(live) => live.engine.load_adapter(name, version, adapter),
-            None => Err(EngineError::Weights("a recording has no adapters".into())),
-        }
+        self.live("adapters")?.load_adapter(name, version, adapter)
     }
 
     fn unload_adapter(&self, name: &AdapterName) -> Result<(), EngineError> {
-        match &self.live {
-            Some(live) => live.engine.unload_adapter(name),
-            None => Err(EngineError::Weights("a recording has no adapters".into())),
-        }
+        self.live("adapters")?.unload_adapter(name)
     }
 
     fn sleep(&self) -> Result<(), EngineError> {

@@ -54,15 +54,25 @@ pub struct ReplayedEpisode {
     pub open_end: Option<&'static str>,
 }
 
-/// Returns the parts with another engine and a separate admission, for episodes that run one at a time.
-fn alone(parts: &EpisodeParts, engine: Arc<dyn Engine>) -> EpisodeParts {
-    EpisodeParts {
+/// Runs one episode with another engine and a separate admission. A turn is played as a whole.
+async fn run_alone(
+    parts: &EpisodeParts,
+    options: &EpisodeOptions,
+    spec: &EpisodeSpec,
+    engine: Arc<dyn Engine>,
+) -> Trace {
+    let parts = EpisodeParts {
         admission: Admission::new(AdmissionConfig::new(1, 1), Arc::clone(&engine)),
         engine,
         harness: Arc::new(BuiltInLoop),
         outlook: None,
         ..parts.clone()
-    }
+    };
+    let options = EpisodeOptions {
+        chunk_tokens: None,
+        ..options.clone()
+    };
+    run_episode(&parts, &options, spec).await
 }
 
 /// Builds the spec that runs the episode of a trace again, under another id.
@@ -88,14 +98,8 @@ pub async fn replay(
     task: Task,
 ) -> Result<ReplayedEpisode, PlaybackError> {
     let playback = Arc::new(Playback::new(recorded)?);
-    let parts = alone(parts, playback.clone());
-    // A turn is played as a whole.
-    let options = EpisodeOptions {
-        chunk_tokens: None,
-        ..options.clone()
-    };
     let spec = spec_of(recorded, task, recorded.episode.clone(), "replay");
-    let trace = run_episode(&parts, &options, &spec).await;
+    let trace = run_alone(parts, options, &spec, playback.clone()).await;
     let open_end = open_end(recorded, &trace);
     let compared = shared(recorded, &trace).count();
     let mut changes = changes(recorded, &trace, open_end.is_none());
@@ -133,12 +137,7 @@ pub async fn fork(
     engine: Arc<dyn Engine>,
 ) -> Result<ForkedEpisode, PlaybackError> {
     let playback = Arc::new(Playback::new(recorded)?.then(turn, engine)?);
-    let parts = alone(parts, playback.clone());
-    let options = EpisodeOptions {
-        chunk_tokens: None,
-        ..options.clone()
-    };
-    let mut trace = run_episode(&parts, &options, spec).await;
+    let mut trace = run_alone(parts, options, spec, playback.clone()).await;
     let mut change = None;
     for (was, is) in recorded.nodes.iter().zip(&mut trace.nodes) {
         if was.turn >= turn {

@@ -50,6 +50,14 @@ fn sample_of(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample
     sample
 }
 
+/// Adds what a new score does not change: the environment's own metrics, and the answer.
+fn complete(outcome: &mut Outcome, sample: RewardSample, answer: Option<String>) {
+    for (name, value) in sample.metrics {
+        outcome.metrics.entry(name).or_insert(value);
+    }
+    outcome.answer = answer;
+}
+
 /// Scores stored episodes with the present rewards, and returns the outcomes in order. The environment's own
 /// metrics stay. An episode without a score within `limit` is unscored.
 pub async fn outcomes_of(
@@ -69,10 +77,7 @@ pub async fn outcomes_of(
                     Unscored::new(why).into_outcome()
                 }
             };
-            for (name, value) in sample.metrics {
-                outcome.metrics.entry(name).or_insert(value);
-            }
-            outcome.answer = answer;
+            complete(&mut outcome, sample, answer);
             outcome
         }
     };
@@ -149,10 +154,7 @@ pub async fn outcomes<'a>(
     let one = |(trace, task, reward): (Trace, Task, &'a dyn Reward)| async move {
         let sample = sample_of(&trace, task, renderer);
         let mut outcome = reward.score(&sample).await?.into_outcome();
-        for (name, value) in sample.metrics {
-            outcome.metrics.entry(name).or_insert(value);
-        }
-        outcome.answer = trace.outcome.answer;
+        complete(&mut outcome, sample, trace.outcome.answer);
         Ok::<_, Unscored>(outcome)
     };
     let scored = futures::stream::iter(episodes).map(one);

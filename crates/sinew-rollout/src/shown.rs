@@ -21,9 +21,6 @@ impl ShownHistory {
 
     /// Adds a turn and what followed it. Returns the render of all messages, all of them, and the cause why a
     /// new context begins, if the render has other words than `context`.
-    ///
-    /// # Errors
-    /// If the template refuses the messages.
     pub(crate) fn follow(
         &mut self,
         renderer: &dyn Renderer,

@@ -206,21 +206,10 @@ mod tests {
             version: PolicyVersion(3),
         };
         Node {
-            parent,
-            turn: 1,
-            kind,
-            tokens: tokens.into(),
             logprobs: vec![-1.0; if sampled { tokens.len() } else { 0 }],
-            temperature: 1.0,
             versions: sampled.then_some(span).into_iter().collect(),
-            format: None,
-            routes: Vec::new(),
-            messages: Vec::new(),
-            tools: Vec::new(),
             finish: sampled.then_some(FinishReason::Length),
-            process_reward: 0.0,
-            state_hash: None,
-            branch: None,
+            ..Node::given(parent, 1, kind, tokens.into(), Vec::new())
         }
     }
 

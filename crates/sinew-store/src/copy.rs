@@ -217,23 +217,7 @@ fn commit_missing(
 
 /// A trace with the row of a removed episode, to be removed at once.
 fn placeholder(summary: &EpisodeSummary) -> Trace {
-    let prompt = Node {
-        parent: NO_PARENT,
-        turn: 0,
-        kind: TokenKind::Prompt,
-        tokens: Vec::new(),
-        logprobs: Vec::new(),
-        temperature: 1.0,
-        versions: Vec::new(),
-        format: None,
-        routes: Vec::new(),
-        messages: Vec::new(),
-        tools: Vec::new(),
-        finish: None,
-        process_reward: 0.0,
-        state_hash: None,
-        branch: None,
-    };
+    let prompt = Node::given(NO_PARENT, 0, TokenKind::Prompt, Vec::new(), Vec::new());
     Trace {
         format_version: TRACE_FORMAT_VERSION,
         episode: summary.episode.clone(),

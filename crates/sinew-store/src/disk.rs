@@ -566,23 +566,7 @@ mod tests {
     };
 
     fn trace(id: &str) -> Trace {
-        let node = Node {
-            parent: NO_PARENT,
-            turn: 0,
-            kind: TokenKind::Prompt,
-            tokens: vec![7; 40],
-            logprobs: Vec::new(),
-            temperature: 1.0,
-            versions: Vec::new(),
-            format: None,
-            routes: Vec::new(),
-            messages: Vec::new(),
-            tools: Vec::new(),
-            finish: None,
-            process_reward: 0.0,
-            state_hash: None,
-            branch: None,
-        };
+        let node = Node::given(NO_PARENT, 0, TokenKind::Prompt, vec![7; 40], Vec::new());
         Trace {
             format_version: TRACE_FORMAT_VERSION,
             episode: EpisodeId::new(id),

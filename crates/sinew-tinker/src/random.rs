@@ -1,11 +1,16 @@
-//! Random names and keys.
+//! Random names and keys, and seeds that follow from names.
 
 /// `bytes` random bytes from the system's source, as hexadecimal digits.
-///
-/// # Errors
-/// If the source fails.
 pub(crate) fn random_hex(bytes: usize) -> Result<String, getrandom::Error> {
     let mut raw = vec![0; bytes];
     getrandom::fill(&mut raw)?;
     Ok(raw.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The seed of a name: the same each time.
+pub(crate) fn seed_of(name: &str) -> u64 {
+    let hash = blake3::hash(name.as_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.as_bytes()[..8]);
+    u64::from_le_bytes(first)
 }

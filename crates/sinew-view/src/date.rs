@@ -1,23 +1,12 @@
 //! Times for users.
 
-/// Seconds since 1970 as a date and a time of day (days to a civil date: Howard Hinnant,
-/// "chrono-Compatible Low-Level Date Algorithms").
+use chrono::{DateTime, Utc};
+
+/// Seconds since 1970 (UTC) as a date and a time of day.
 pub fn date(unix_s: f64) -> String {
-    let seconds = unix_s.max(0.0) as u64;
-    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let of_year = day - (365 * year + year / 4 - year / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 {
-        shifted + 3
-    } else {
-        shifted - 9
-    };
-    let year = year + era * 400 + u64::from(month <= 2);
-    let (hour, minute) = (rest / 3600, rest % 3600 / 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}")
+    let time = DateTime::from_timestamp(unix_s.max(0.0) as i64, 0);
+    let time = time.unwrap_or(DateTime::<Utc>::MAX_UTC);
+    time.format("%Y-%m-%d %H:%M").to_string()
 }
 
 #[cfg(test)]

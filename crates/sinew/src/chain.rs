@@ -42,7 +42,7 @@ pub(crate) fn run(
         for (at, stage) in chain.stages.iter().enumerate() {
             let folder = path.join(&stage.name);
             let checked = check::before_training(&folder, &chain.before_it_runs(at));
-            checked.map_err(|e| e.in_stage(&stage.name))?;
+            checked.map_err(|e| e.of(&format!("stage {}", stage.name)))?;
         }
     }
     let mut dir = ChainDir::open(&path, chain, args.resume)?;
@@ -146,8 +146,9 @@ impl Stages for Trainer<'_> {
         };
         let ended = crate::execute(folder, plan, check::before_training, train::train, &options);
         let stage = folder.file_name().unwrap_or_default().to_string_lossy();
-        let ended = ended.map_err(|e| e.in_stage(&stage))?;
-        let bad = ended.trouble.map(|e| e.in_stage(&stage));
+        let stage = format!("stage {stage}");
+        let ended = ended.map_err(|e| e.of(&stage))?;
+        let bad = ended.trouble.map(|e| e.of(&stage));
         bad.map_or(Ok(ended.last), Err)
     }
 

@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_millis(100);
 /// Pause after a registration that failed.
 const AGAIN: Duration = Duration::from_secs(5);
-/// File of the kernel with the name of this host.
-const HOST_NAME_FILE: &str = "/proc/sys/kernel/hostname";
 
 /// Arguments of a server that registers.
 #[derive(Debug, Args)]
@@ -67,7 +65,6 @@ pub(crate) fn start(
         return Ok(None);
     };
     let token = sinew_assembly::token_of("--owner-token-file", file)?;
-    let host = std::fs::read_to_string(HOST_NAME_FILE).unwrap_or_default();
     let (stop, stopped) = sync_channel(0);
     let member = Member {
         owner: owner.clone(),
@@ -75,7 +72,7 @@ pub(crate) fn start(
         registration: Registration {
             kind: RoleKind::Sandbox,
             name: args.role_name.clone(),
-            host: host.trim().to_owned(),
+            host: sinew_assembly::host_name().unwrap_or_default(),
             address: args.advertise.clone(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
             capacity: u32::try_from(capacity).unwrap_or(u32::MAX),

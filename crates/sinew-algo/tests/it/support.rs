@@ -55,21 +55,9 @@ pub(crate) fn node(parent: NodeId, turn: u32, kind: TokenKind, tokens: usize) ->
         version: PolicyVersion(7),
     };
     Node {
-        parent,
-        turn,
-        kind,
-        tokens: (0..tokens as u32).collect(),
         logprobs: (0..n).map(|i| -0.1 * (i + 1) as f32).collect(),
-        temperature: 1.0,
         versions: if n > 0 { vec![span] } else { Vec::new() },
-        format: None,
-        routes: Vec::new(),
-        messages: Vec::new(),
-        tools: Vec::new(),
-        finish: None,
-        process_reward: 0.0,
-        state_hash: None,
-        branch: None,
+        ..Node::given(parent, turn, kind, (0..tokens as u32).collect(), Vec::new())
     }
 }
 

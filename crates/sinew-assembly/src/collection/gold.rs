@@ -61,17 +61,21 @@ impl GoldRollouts {
     }
 }
 
+fn unchanged(trace: Trace, known: bool) -> StoredEpisode {
+    StoredEpisode {
+        trace,
+        known,
+        changed: None,
+        rescored: false,
+    }
+}
+
 impl Rollouts for GoldRollouts {
     fn start(&mut self, draws: &[Draw], _: Option<f32>) -> Result<(), PipelineError> {
         for draw in draws {
             let stored = self.store.get(&draw.episode);
             match stored.map_err(PipelineError::system)? {
-                Some(trace) => self.known.push(StoredEpisode {
-                    trace,
-                    known: true,
-                    changed: None,
-                    rescored: false,
-                }),
+                Some(trace) => self.known.push(unchanged(trace, true)),
                 None => self.waiting.push_back(draw.clone()),
             }
         }
@@ -103,13 +107,8 @@ impl Rollouts for GoldRollouts {
         self.fill();
         let stored = self.store.commit_batch(&traces);
         stored.map_err(PipelineError::system)?;
-        let new = |trace| StoredEpisode {
-            trace,
-            known: false,
-            changed: None,
-            rescored: false,
-        };
-        Ok(traces.into_iter().map(new).collect())
+        let new = traces.into_iter().map(|trace| unchanged(trace, false));
+        Ok(new.collect())
     }
 
     fn is_running(&self) -> bool {

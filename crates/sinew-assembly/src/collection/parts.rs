@@ -9,20 +9,17 @@ use crate::run_pins::RunPins;
 use crate::servers::{sampling_engine, serve_engine};
 use crate::start_shape::StartShape;
 use crate::{
-    Session, check_training_tasks, describe, device, engine, episode_parts, groups, plan, run_info,
-    source, store, tinker,
+    Session, check_training_tasks, described, device, engine, episode_parts, groups, plan,
+    run_info, source, store, tinker, untrained_parts,
 };
-use sinew_orchestrator::{Goal, RunEvent};
-use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts};
+use sinew_orchestrator::Goal;
+use sinew_pipeline::{EngineRollouts, RolloutParts, Rollouts};
 use sinew_recipe::{DataSection, EngineType, RunPlan, StoreKind};
 use sinew_render::Renderer;
 use sinew_tensor::Cpu;
 use sinew_types::{Engine, PolicyVersion};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Episodes that have begun for each that may be in flight, so that one waits where another ends.
-const ROOM: usize = 2;
 
 /// Settings of a collection from the command line.
 #[derive(Clone, Debug)]
@@ -134,15 +131,14 @@ pub fn collection(
             (Box::new(sampled), size, algorithm.repair().retries())
         }
     };
-    let described = describe(&shape, &device);
-    session.bus.emit(RunEvent::Described(described))?;
+    described(&session, &shape, &device)?;
     Ok(Collection {
         config: CollectConfig {
             seed: recipe.seed,
             episodes: how.episodes,
             group_size,
             retries,
-            room: recipe.rollout.max_in_flight.saturating_mul(ROOM),
+            room: plan::room(&recipe.rollout),
         },
         draws,
         rollouts,
@@ -246,23 +242,9 @@ impl RecipeParts<'_> {
         if how.engine.is_some() {
             run.provenance.kernels = None;
         }
-        Ok(RolloutParts {
-            episode: episode_parts(
-                self.recipe,
-                self.session,
-                run,
-                engine,
-                &self.renderer,
-                Arc::clone(&self.world.envs),
-                Arc::clone(&self.world.sandbox_wait),
-            )?,
-            taskset: Arc::clone(&self.world.taskset),
-            options: plan::episode_options(&self.recipe.rollout),
-            max_in_flight: self.recipe.rollout.max_in_flight,
-            cross: None,
-            in_flight: None,
-            turns: None,
-            changed: ChangedParts::Keep,
-        })
+        let (recipe, world, renderer) = (self.recipe, &self.world, &self.renderer);
+        let (envs, wait) = (Arc::clone(&world.envs), Arc::clone(&world.sandbox_wait));
+        let episode = episode_parts(recipe, self.session, run, engine, renderer, envs, wait)?;
+        Ok(untrained_parts(&recipe.rollout, episode, &world.taskset))
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::admission::AdmissionConfig;
 use crate::episode::EpisodeLimits;
-use sinew_env::{Action, EnvFactory, Observation, ResetResult, StepResult};
+use sinew_env::{Action, EnvError, EnvFactory, Observation, ResetResult, StepResult};
 use sinew_render::TinyRenderer;
 use sinew_types::{
     EngineError, EngineStatus, EpisodeEnd, EventSink, GroupId, Limit, Message, Outcome,

@@ -24,9 +24,6 @@ pub(super) struct PortForward(JoinHandle<()>);
 
 impl PortForward {
     /// Forwards connections that `inside` accepts to `to`. Must be called in an async runtime.
-    ///
-    /// # Errors
-    /// If the listener cannot be registered with the runtime.
     pub(super) fn start(inside: std::net::TcpListener, to: SocketAddr) -> std::io::Result<Self> {
         inside.set_nonblocking(true)?;
         let listener = TcpListener::from_std(inside)?;

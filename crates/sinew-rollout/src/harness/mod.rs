@@ -25,7 +25,7 @@ pub use service::{ServiceConfig, ServiceHarness};
 
 use crate::action;
 use crate::admission::{Admission, AdmissionConfig};
-use crate::driver::run_episode;
+use crate::driver::{CLOSE_TIMEOUT, run_episode};
 use crate::episode::EpisodeSpec;
 use crate::outlook::TurnOrder;
 use crate::parts::{EpisodeOptions, EpisodeParts, Harness};
@@ -35,7 +35,6 @@ use sinew_render::Renderer;
 use sinew_types::{Engine, Message, Outcome, Task, Trace};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 /// The built-in loop, which takes the turns of the environment, see [`run_episode`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,9 +80,6 @@ impl EpisodeParts {
         }
     }
 }
-
-/// Maximum time to close an environment after it has graded an answer.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Grades a final answer: a new environment of the task receives it as the only turn of the model. An answer
 /// that does not end the task is scored as it is. Rewards receive `messages`, the messages of the whole

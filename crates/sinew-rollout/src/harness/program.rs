@@ -33,6 +33,7 @@ use crate::gauges::Phase;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
 use sinew_agents::AgentEnd;
+use sinew_env::EnvError;
 use sinew_sandbox::{Ending, SandboxError, owned};
 use sinew_types::{
     EpisodeEnd, FailureKind, Limit, Message, Node, NodeId, Role, Timing, TokenKind, Trace,
@@ -62,11 +63,36 @@ pub struct ProgramHarness {
 sinew_types::debug_fields!(ProgramHarness, programs);
 
 /// Kind and reason of an episode that has no trace.
-type Refusal = (FailureKind, String);
+pub(super) type Refusal = (FailureKind, String);
 
 /// Builds the refusal for a mistake of the harness, such as a task that is too long.
-fn harness(e: &dyn std::fmt::Display) -> Refusal {
+pub(super) fn harness(e: &dyn std::fmt::Display) -> Refusal {
     (FailureKind::Harness, e.to_string())
+}
+
+/// The refusal for an error of the environment.
+fn environment(e: &EnvError) -> Refusal {
+    (e.failure_kind(), e.to_string())
+}
+
+/// Waits for the environment to do `what`.
+async fn within<T>(
+    time: Duration,
+    what: &str,
+    call: impl Future<Output = Result<T, EnvError>>,
+) -> Result<T, Refusal> {
+    match tokio::time::timeout(time, call).await {
+        Ok(done) => done.map_err(|e| environment(&e)),
+        Err(_) => Err((
+            FailureKind::Environment,
+            format!("the environment did not {what} in time"),
+        )),
+    }
+}
+
+/// Ends an episode as failed.
+pub(super) fn fail(trace: &mut Trace, (kind, message): Refusal) {
+    trace.end = EpisodeEnd::Failed { kind, message };
 }
 
 impl Harness for ProgramHarness {
@@ -80,16 +106,8 @@ impl Harness for ProgramHarness {
         options: &'a EpisodeOptions,
         spec: &'a EpisodeSpec,
     ) -> BoxFuture<'a, Trace> {
-        Box::pin(async move {
-            let started = Instant::now();
-            match self.episode(parts, options, spec).await {
-                Ok(trace) => trace,
-                Err((kind, message)) => {
-                    let trace = spec.empty_trace(&parts.run, &options.turn_sampling());
-                    failed_trace(trace, kind, message, started)
-                }
-            }
-        })
+        let episode = self.episode(parts, options, spec);
+        Box::pin(traced(parts, options, spec, episode))
     }
 }
 
@@ -165,10 +183,7 @@ impl ProgramHarness {
         };
         let told = agent_end(&self.programs, &ended, &mut trace);
         if let Some(why) = failure(&ended, told.as_ref(), &trace) {
-            trace.end = EpisodeEnd::Failed {
-                kind: FailureKind::Harness,
-                message: why,
-            };
+            fail(&mut trace, harness(&why));
             return Ok(trace);
         }
         // After a cut the exit may be the refusal of the next call, or a fault of the program.
@@ -212,20 +227,20 @@ fn messages(trace: &Trace) -> Vec<Message> {
 /// Returns the environment's outcome, with the metrics of the model server.
 ///
 /// Metrics of the model server replace those of the same name. If the environment fails or does not answer
-/// `within` the time limit, the episode counts as failed and is not scored with 0.
+/// within `limit`, the episode counts as failed and is not scored with 0.
 pub(super) async fn grade(
     parts: &EpisodeParts,
     spec: &EpisodeSpec,
-    within: Duration,
+    limit: Duration,
     trace: &mut Trace,
     answer: &str,
 ) {
-    let deadline = Some(tokio::time::Instant::now() + within);
+    let deadline = Some(tokio::time::Instant::now() + limit);
     let _in_phase = parts.gauges.enter(&spec.episode, Phase::Score, deadline);
     let said = (messages(trace), answer);
     let graded = grade_answer(parts.envs.as_ref(), &spec.task, said);
-    match tokio::time::timeout(within, graded).await {
-        Ok(Ok(outcome)) => {
+    match within(limit, "grade the answer", graded).await {
+        Ok(outcome) => {
             let measured = std::mem::take(&mut trace.outcome.metrics);
             trace.outcome = outcome;
             // The environment saw only the answer: metrics of its tool are not those of the program's tools.
@@ -234,18 +249,7 @@ pub(super) async fn grade(
             trace.outcome.metrics.extend(measured);
             trace.outcome.answer = Some(answer.to_owned());
         }
-        Ok(Err(e)) => {
-            trace.end = EpisodeEnd::Failed {
-                kind: e.failure_kind(),
-                message: e.to_string(),
-            };
-        }
-        Err(_) => {
-            trace.end = EpisodeEnd::Failed {
-                kind: FailureKind::Environment,
-                message: "the environment did not grade the answer in time".into(),
-            };
-        }
+        Err(refusal) => fail(trace, refusal),
     }
 }
 
@@ -315,25 +319,29 @@ fn answer(ended: &ProgramEnd, told: Option<&AgentEnd>, trace: &Trace) -> String 
         .unwrap_or_default()
 }
 
-/// Returns `trace` as that of a failed episode without turns, started at `started`. Its start is computed
-/// back from the present time.
-pub(super) fn failed_trace(
-    trace: Trace,
-    kind: FailureKind,
-    message: String,
-    started: Instant,
+/// Runs an episode to its trace. If it has none, the trace is that of a failed episode without turns, whose
+/// start is computed back from the present time.
+pub(super) async fn traced(
+    parts: &EpisodeParts,
+    options: &EpisodeOptions,
+    spec: &EpisodeSpec,
+    episode: impl Future<Output = Result<Trace, Refusal>>,
 ) -> Trace {
+    let started = Instant::now();
+    let refusal = match episode.await {
+        Ok(trace) => return trace,
+        Err(refusal) => refusal,
+    };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let total_s = started.elapsed().as_secs_f64();
-    Trace {
-        end: EpisodeEnd::Failed { kind, message },
-        timing: Timing {
-            started_unix_s: now.map_or(0.0, |d| d.as_secs_f64()) - total_s,
-            total_s,
-            ..Timing::default()
-        },
-        ..trace
-    }
+    let mut trace = spec.empty_trace(&parts.run, &options.turn_sampling());
+    fail(&mut trace, refusal);
+    trace.timing = Timing {
+        started_unix_s: now.map_or(0.0, |d| d.as_secs_f64()) - total_s,
+        total_s,
+        ..Timing::default()
+    };
+    trace
 }
 
 #[cfg(test)]

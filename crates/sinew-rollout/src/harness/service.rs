@@ -6,7 +6,7 @@
 
 use super::error::{ModelServerError, ProgramError, invalid};
 use super::model_server::{ModelAccess, ModelServer};
-use super::program::{failed_trace, grade};
+use super::program::{fail, grade, harness, traced};
 use super::{Harness, report};
 use crate::episode::EpisodeSpec;
 use crate::gauges::Phase;
@@ -15,9 +15,9 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use sinew_http::header::CONTENT_TYPE;
 use sinew_http::{Client, ClientOptions, HttpError, Method};
-use sinew_types::{EpisodeEnd, FailureKind, Limit, Task, Trace};
+use sinew_types::{EpisodeEnd, Limit, Task, Trace};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Maximum size of a service's answer, in bytes.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
@@ -148,22 +148,15 @@ impl ServiceHarness {
             _ if trace.sampled_tokens() == 0 => Some(uncaptured(&access)),
             _ => None,
         };
-        if let Some(message) = failed {
-            let kind = FailureKind::Harness;
-            trace.end = EpisodeEnd::Failed { kind, message };
+        if let Some(why) = failed {
+            fail(&mut trace, harness(&why));
         } else if self.config.agent_scores {
             report::explain(&mut trace, why);
         } else {
             let answer = answer.map(|a| a.output(self.config.output.as_deref()));
             match answer.unwrap_or_else(|| Ok(String::new())) {
-                Ok(text) => {
-                    let within = options.score_timeout;
-                    grade(parts, spec, within, &mut trace, &text).await;
-                }
-                Err(why) => {
-                    let (kind, message) = (FailureKind::Harness, why.to_string());
-                    trace.end = EpisodeEnd::Failed { kind, message };
-                }
+                Ok(text) => grade(parts, spec, options.score_timeout, &mut trace, &text).await,
+                Err(why) => fail(&mut trace, harness(&why)),
             }
         }
         Ok(trace)
@@ -181,14 +174,9 @@ impl Harness for ServiceHarness {
         options: &'a EpisodeOptions,
         spec: &'a EpisodeSpec,
     ) -> BoxFuture<'a, Trace> {
-        Box::pin(async move {
-            let started = Instant::now();
-            let trace = self.episode(parts, options, spec).await;
-            trace.unwrap_or_else(|why| {
-                let trace = spec.empty_trace(&parts.run, &options.turn_sampling());
-                failed_trace(trace, FailureKind::Harness, why.to_string(), started)
-            })
-        })
+        let episode = self.episode(parts, options, spec);
+        let episode = async { episode.await.map_err(|why| harness(&why)) };
+        Box::pin(traced(parts, options, spec, episode))
     }
 }
 

@@ -19,22 +19,13 @@ fn temperature(kind: TokenKind, n: u64) -> f32 {
 pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
     let mut metrics = std::collections::BTreeMap::new();
     metrics.insert("tool_calls".to_owned(), 0.1 + n as f64);
+    let messages = vec![Message::new(Role::User, format!("message {n}"))];
     let node = |parent, kind, versions: Vec<VersionSpan>, logprobs: Vec<f32>, tokens| Node {
-        parent,
-        turn: 0,
-        kind,
-        tokens,
         logprobs,
         temperature: temperature(kind, n),
         versions,
-        format: None,
-        routes: Vec::new(),
-        messages: vec![Message::new(Role::User, format!("message {n}"))],
-        tools: Vec::new(),
-        finish: None,
-        process_reward: 0.0,
         state_hash: Some(u64::MAX - n),
-        branch: None,
+        ..Node::given(parent, 0, kind, tokens, messages.clone())
     };
     let span = VersionSpan {
         start: 0,

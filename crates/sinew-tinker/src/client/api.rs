@@ -114,9 +114,6 @@ pub(crate) struct Api {
 
 impl Api {
     /// Asks a service for its settings within `limit`: it may still be starting.
-    ///
-    /// # Errors
-    /// If it does not answer, or refuses the key.
     pub(crate) async fn connect_within(
         options: &ServiceOptions,
         limit: Duration,
@@ -141,9 +138,6 @@ impl Api {
     }
 
     /// The base models.
-    ///
-    /// # Errors
-    /// If the service does not answer.
     pub(crate) async fn models(&self) -> Result<Vec<BaseModel>, ClientError> {
         let call = "get_server_capabilities";
         let message = Message::get("/api/v1/get_server_capabilities");
@@ -152,18 +146,12 @@ impl Api {
     }
 
     /// The base model of a name, or the only one that can be trained.
-    ///
-    /// # Errors
-    /// If there is no such model, or `name` is left out and there are several.
     pub(crate) async fn base_model(&self, name: Option<&str>) -> Result<BaseModel, ClientError> {
         let all = self.models().await?;
         BaseModel::choose(&all, name).cloned()
     }
 
     /// Opens a session and returns its id.
-    ///
-    /// # Errors
-    /// If the service does not answer, or refuses.
     pub(crate) async fn create_session(&self) -> Result<String, ClientError> {
         let call = "create_session";
         let body = json!({
@@ -195,28 +183,31 @@ impl Api {
         let call = "session_heartbeat";
         let body = json!({ "type": call, "session_id": session });
         let message = Message::json("/api/v1/session_heartbeat", &body);
-        let answer = match self.http.send(&message, HEARTBEAT).await {
+        match self.once(call, &message).await {
+            Ok(()) => Ok(true),
+            Err(ClientError::Gone { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a sign of life or a question for one, and nothing again.
+    async fn once(&self, call: &'static str, message: &Message) -> Result<(), ClientError> {
+        let answer = match self.http.send(message, HEARTBEAT).await {
             Ok(answer) => answer,
             Err(error) => {
                 let why = self.http.fault(call, error)?;
                 return Err(ClientError::Connection { call, why });
             }
         };
-        match answer.status.as_u16() {
-            200..=299 => Ok(true),
-            404 | 410 => Ok(false),
-            status => {
-                let text = super::http::said(&answer);
-                Err(ClientError::of_status(call, status, text))
-            }
+        if answer.status.is_success() {
+            return Ok(());
         }
+        let text = super::http::said(&answer);
+        Err(ClientError::of_status(call, answer.status.as_u16(), text))
     }
 
     /// Makes the sampling session number `seq` of a session, and returns its id: of a path, or of the base
     /// model of a name.
-    ///
-    /// # Errors
-    /// If the service does not answer, or has no such weights.
     pub(crate) async fn create_sampler(
         &self,
         session: &str,
@@ -239,9 +230,6 @@ impl Api {
     }
 
     /// Deletes a checkpoint, `tinker://MODEL_ID/weights/NAME`. One that is gone counts as deleted.
-    ///
-    /// # Errors
-    /// If the service does not answer, or the path is none.
     pub(crate) async fn delete(&self, path: &str) -> Result<(), ClientError> {
         let call = "delete_checkpoint";
         let parts = path.strip_prefix("tinker://");
@@ -271,22 +259,11 @@ impl Api {
     /// # Errors
     /// The reason why it does not.
     pub(crate) async fn health(&self) -> Result<(), ClientError> {
-        let call = "healthz";
         let message = Message::get("/api/v1/healthz");
-        let answer = match self.http.send(&message, HEARTBEAT).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                let why = self.http.fault(call, error)?;
-                return Err(ClientError::Connection { call, why });
-            }
-        };
-        match answer.status.as_u16() {
+        match self.once("healthz", &message).await {
             // Older services do not have it.
-            200..=299 | 404 => Ok(()),
-            status => {
-                let text = super::http::said(&answer);
-                Err(ClientError::of_status(call, status, text))
-            }
+            Err(ClientError::Gone { status: 404, .. }) => Ok(()),
+            result => result,
         }
     }
 

@@ -38,9 +38,6 @@ pub(crate) enum Payload {
 
 impl Payload {
     /// Reads a result in JSON.
-    ///
-    /// # Errors
-    /// If it is not the expected one.
     pub(crate) fn json<T: DeserializeOwned>(&self, call: &'static str) -> Result<T, ClientError> {
         match self {
             Self::Json(body) => read(call, body),
@@ -49,9 +46,6 @@ impl Payload {
     }
 
     /// The bytes of a result in protobuf.
-    ///
-    /// # Errors
-    /// If the service answered JSON.
     pub(crate) fn protobuf(self, call: &'static str) -> Result<Vec<u8>, ClientError> {
         match self {
             Self::Protobuf(body) => Ok(body),
@@ -140,9 +134,6 @@ impl Api {
     }
 
     /// Asks for a result once.
-    ///
-    /// # Errors
-    /// The failure of the command, or an answer that cannot be read.
     async fn look(&self, job: &Job, request: &str, limit: Duration) -> Result<Look, ClientError> {
         let body = json!({ "request_id": request, "allow_metadata_only": false });
         let mut message = Message::json("/api/v1/retrieve_future", &body);
@@ -170,9 +161,6 @@ impl Api {
     }
 
     /// Submits a command and waits for its result.
-    ///
-    /// # Errors
-    /// Those of [`Api::submit`] and [`Api::result`].
     pub(crate) async fn run(&self, job: &Job) -> Result<Payload, ClientError> {
         let end = End::after(self.timeout);
         let request = self.submit(job, end).await?;
@@ -181,9 +169,6 @@ impl Api {
 
     /// Submits commands with consecutive numbers and waits for all results, in order. The first one is sent
     /// last: the service computes none before it, and then has all of them at hand.
-    ///
-    /// # Errors
-    /// The first failure.
     pub(crate) async fn run_group(&self, jobs: &[Job]) -> Result<Vec<Payload>, GroupError> {
         let end = End::after(self.timeout);
         let untaken = |error| GroupError {

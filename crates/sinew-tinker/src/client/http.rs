@@ -184,9 +184,6 @@ impl Http {
     }
 
     /// Sends tokens of minutes in place of the key from now on, and gets the first one.
-    ///
-    /// # Errors
-    /// If the service does not exchange the key.
     pub(crate) async fn exchange_keys(&self, end: End) -> Result<(), ClientError> {
         self.exchanges.store(true, Ordering::Relaxed);
         let call = "auth/token";
@@ -325,9 +322,6 @@ impl Http {
     }
 
     /// Sends a request as [`Http::call`] does and reads its answer in JSON.
-    ///
-    /// # Errors
-    /// Those of [`Http::call`], and of an answer that is not the expected one.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,
         call: &'static str,
@@ -340,9 +334,6 @@ impl Http {
 }
 
 /// Reads an answer in JSON.
-///
-/// # Errors
-/// If it is not the expected one.
 pub(crate) fn read<T: DeserializeOwned>(call: &'static str, body: &[u8]) -> Result<T, ClientError> {
     serde_json::from_slice(body).map_err(|error| {
         let quoted = line(body, 120);

@@ -67,9 +67,6 @@ pub(super) type Logprobs = Vec<Vec<f32>>;
 
 impl RemoteModel {
     /// Makes a new model.
-    ///
-    /// # Errors
-    /// If the service refuses it or fails.
     pub(super) fn create(
         service: Arc<Service>,
         base_model: &str,
@@ -163,9 +160,6 @@ impl RemoteModel {
 
     /// Applies the gradients, and returns the norm that they had before they were clipped, if the service
     /// reports it.
-    ///
-    /// # Errors
-    /// If the service refuses or fails.
     pub(super) fn step(&mut self, adam: &AdamBody) -> Result<Option<f64>, ClientError> {
         let call = "optim_step";
         let more = json!({ "adam_params": adam });
@@ -174,9 +168,6 @@ impl RemoteModel {
     }
 
     /// Saves weights and optimizer state under a name, and returns their path.
-    ///
-    /// # Errors
-    /// If the service refuses or fails.
     pub(super) fn save_state(&mut self, name: &str) -> Result<String, ClientError> {
         let call = "save_weights";
         let labels = self.service.api().labels();
@@ -186,9 +177,6 @@ impl RemoteModel {
     }
 
     /// Replaces weights, and the optimizer's state if asked for, by those of a path.
-    ///
-    /// # Errors
-    /// If the service refuses or fails.
     pub(super) fn load_state(&mut self, path: &str, optimizer: bool) -> Result<(), ClientError> {
         let more = json!({ "path": path, "optimizer": optimizer });
         self.command("load_weights", "/api/v1/load_weights", more)?;
@@ -196,9 +184,6 @@ impl RemoteModel {
     }
 
     /// Saves weights for samplers under a name for so many seconds, and returns their path.
-    ///
-    /// # Errors
-    /// If the service refuses or fails.
     pub(super) fn save_for_sampler(
         &mut self,
         name: &str,

@@ -1,5 +1,6 @@
 //! Passes without gradients: micro-batches as flat datums, and their scores.
 
+use super::error::ClientError;
 use super::flat::{FlatBatch, FlatDatum, requests};
 use super::model::{Logprobs, RemoteModel};
 use crate::types::Datum;
@@ -21,36 +22,46 @@ pub(super) fn cut<'a, 'b>(
     ranges.into_iter().map(|range| &data[range]).collect()
 }
 
-/// Computes the scores of micro-batches without gradients.
-pub(super) fn scored(
-    model: &mut RemoteModel,
+/// Flattens micro-batches, and has `score` compute a row for each of their datums.
+pub(super) fn passed<T>(
     wave: &[&MicroBatch],
-) -> Result<Vec<(FlatBatch, Logprobs)>, PolicyError> {
+    score: impl FnOnce(&[&FlatDatum]) -> Result<Vec<T>, ClientError>,
+) -> Result<Vec<(FlatBatch, Vec<T>)>, PolicyError> {
     let flat: Vec<FlatBatch> = wave
         .iter()
         .map(|batch| FlatBatch::of(batch))
         .collect::<Result<_, _>>()?;
-    let datums = || flat.iter().flat_map(|flat| &flat.datums);
-    let data: Vec<Datum> = datums().map(FlatDatum::unweighted).collect();
-    let parts = cut(model, datums(), &data);
-    let mut logprobs = model.pass(&parts, true)?.into_iter();
-    Ok(flat
-        .into_iter()
-        .map(|flat| {
-            let own = logprobs.by_ref().take(flat.datums.len()).collect();
-            (flat, own)
-        })
-        .collect())
+    let datums: Vec<&FlatDatum> = flat.iter().flat_map(|flat| &flat.datums).collect();
+    let mut rows = score(&datums)?.into_iter();
+    let own = |flat: FlatBatch| {
+        let rows = rows.by_ref().take(flat.datums.len()).collect();
+        (flat, rows)
+    };
+    Ok(flat.into_iter().map(own).collect())
 }
 
-/// The log-probabilities of a micro-batch's items.
-pub(super) fn scores_of(flat: &FlatBatch, logprobs: &Logprobs) -> Scores {
-    let places = flat.places.iter();
-    Scores {
-        logprobs: places.map(|p| logprobs[p.datum][p.index]).collect(),
+/// Computes the log-probabilities of datums without gradients.
+pub(super) fn unweighted(
+    model: &mut RemoteModel,
+    datums: &[&FlatDatum],
+) -> Result<Logprobs, ClientError> {
+    let data: Vec<Datum> = datums.iter().map(|datum| datum.unweighted()).collect();
+    let parts = cut(model, datums.iter().copied(), &data);
+    model.pass(&parts, true)
+}
+
+/// The log-probabilities of the items of micro-batches.
+pub(super) fn scores(passed: &[(FlatBatch, Logprobs)]) -> Vec<Scores> {
+    let of = |(flat, logprobs): &(FlatBatch, Logprobs)| Scores {
+        logprobs: flat
+            .places
+            .iter()
+            .map(|p| logprobs[p.datum][p.index])
+            .collect(),
         entropies: Vec::new(),
         values: Vec::new(),
-    }
+    };
+    passed.iter().map(of).collect()
 }
 
 /// Refuses outputs that the protocol does not have.

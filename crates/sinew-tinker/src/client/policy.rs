@@ -4,7 +4,7 @@ use super::error::ClientError;
 use super::flat::{FlatBatch, FlatDatum};
 use super::model::{AdamBody, Logprobs, RemoteModel};
 use super::options::{AdapterOptions, TinkerSetup};
-use super::outputs::{check_outputs, cut, scored, scores_of};
+use super::outputs::{check_outputs, cut, passed, scores, unweighted};
 use super::scorer::TinkerScorer;
 use super::service::Service;
 use super::state::{STATE_FILE, ServiceState};
@@ -233,11 +233,8 @@ impl Policy for TinkerPolicy {
     ) -> Result<Vec<Scores>, PolicyError> {
         self.ready = None;
         check_outputs(want)?;
-        let passed = scored(&mut self.model, wave)?;
-        let scores = passed
-            .iter()
-            .map(|(flat, logprobs)| scores_of(flat, logprobs))
-            .collect();
+        let passed = passed(wave, |datums| unweighted(&mut self.model, datums))?;
+        let scores = scores(&passed);
         if want.backward {
             let kept = passed
                 .into_iter()

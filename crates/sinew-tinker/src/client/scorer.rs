@@ -2,11 +2,11 @@
 
 use super::api::SamplerSource;
 use super::error::ClientError;
-use super::flat::{FlatBatch, FlatDatum, Place};
+use super::flat::{FlatDatum, Place};
 use super::future::Job;
 use super::http::Message;
 use super::model::RemoteModel;
-use super::outputs::{check_outputs, scored, scores_of};
+use super::outputs::{check_outputs, passed, scores, unweighted};
 use super::service::Service;
 use crate::desk::types::{SampleInput, SampleOutput, SampleParams, SamplerId, SamplerRef, Stop};
 use crate::types::{Tensor, TensorValues};
@@ -51,9 +51,6 @@ impl TinkerScorer {
     }
 
     /// The sampler of a base model by its name, or of an address.
-    ///
-    /// # Errors
-    /// If the service has no such weights.
     pub(super) fn of_sampler(service: Arc<Service>, source: &str) -> Result<Self, ClientError> {
         Ok(Self(Source::Sampler(Sampler::open(service, source)?)))
     }
@@ -69,9 +66,6 @@ fn frozen() -> PolicyError {
 
 impl Sampler {
     /// The sampler of a base model by its name, or of an address.
-    ///
-    /// # Errors
-    /// If the service has no such weights.
     pub(super) fn open(service: Arc<Service>, source: &str) -> Result<Self, ClientError> {
         let of = if source.starts_with(ADDRESS) {
             SamplerSource::Path(source.to_owned())
@@ -86,9 +80,6 @@ impl Sampler {
     }
 
     /// Carries out requests, all at once.
-    ///
-    /// # Errors
-    /// The first failure.
     pub(super) fn prompts(
         &mut self,
         inputs: Vec<SampleInput>,
@@ -133,6 +124,10 @@ impl Sampler {
         datums: &[&FlatDatum],
         k: usize,
     ) -> Result<Vec<Vec<Vec<TokenLogprob>>>, ClientError> {
+        if k == 0 {
+            let none = |datum: &&FlatDatum| vec![Vec::new(); datum.tokens.len()];
+            return Ok(datums.iter().map(none).collect());
+        }
         let ranked = |datum: &&FlatDatum| SampleInput {
             top_prompt: u32::try_from(k).unwrap_or(u32::MAX),
             ..whole_prompt(datum)
@@ -155,22 +150,28 @@ fn follows_itself(datum: &FlatDatum) -> bool {
             .all(|(a, b)| a == b)
 }
 
-/// The request that scores the tokens of a datum and its last target, as a prompt.
-fn whole_prompt(datum: &FlatDatum) -> SampleInput {
-    let mut prompt: Vec<TokenId> = datum.tokens.clone();
-    prompt.extend(datum.targets.last());
+/// The shortest request with a prompt: it samples one token, which is dropped.
+pub(super) fn short_request(prompt: Vec<TokenId>) -> SampleInput {
     SampleInput {
         prompt,
         samples: 1,
         params: SampleParams {
-            // The sampled token is dropped: a request samples at least one.
             max_tokens: Some(1),
             seed: Some(0),
             stop: Stop::Never,
             ..SampleParams::default()
         },
-        prompt_logprobs: true,
         ..SampleInput::default()
+    }
+}
+
+/// The request that scores the tokens of a datum and its last target, as a prompt.
+fn whole_prompt(datum: &FlatDatum) -> SampleInput {
+    let mut prompt: Vec<TokenId> = datum.tokens.clone();
+    prompt.extend(datum.targets.last());
+    SampleInput {
+        prompt_logprobs: true,
+        ..short_request(prompt)
     }
 }
 
@@ -227,15 +228,6 @@ fn top_tokens(
     Ok(rows)
 }
 
-/// All datums of micro-batches.
-fn datums(flat: &[FlatBatch]) -> Vec<&FlatDatum> {
-    flat.iter().flat_map(|flat| &flat.datums).collect()
-}
-
-fn flattened(wave: &[&MicroBatch]) -> Result<Vec<FlatBatch>, PolicyError> {
-    wave.iter().map(|batch| FlatBatch::of(batch)).collect()
-}
-
 impl Policy for TinkerScorer {
     fn lanes(&self) -> usize {
         LANES
@@ -258,24 +250,11 @@ impl Policy for TinkerScorer {
         if want.backward {
             return Err(frozen());
         }
-        match &mut self.0 {
-            Source::Model(model) => {
-                let scored = scored(model, wave)?;
-                Ok(scored
-                    .iter()
-                    .map(|(flat, logprobs)| scores_of(flat, logprobs))
-                    .collect())
-            }
-            Source::Sampler(sampler) => {
-                let flat = flattened(wave)?;
-                let mut all = sampler.logprobs(&datums(&flat))?.into_iter();
-                let scores = flat.iter().map(|flat| {
-                    let own: Vec<Vec<f32>> = all.by_ref().take(flat.datums.len()).collect();
-                    scores_of(flat, &own)
-                });
-                Ok(scores.collect())
-            }
-        }
+        let passed = match &mut self.0 {
+            Source::Model(model) => passed(wave, |datums| unweighted(model, datums)),
+            Source::Sampler(sampler) => passed(wave, |datums| sampler.logprobs(datums)),
+        };
+        Ok(scores(&passed?))
     }
 
     fn backward(&mut self, _: &[&MicroBatch], _: &[ScoreGrads]) -> Result<(), PolicyError> {
@@ -289,17 +268,11 @@ impl Policy for TinkerScorer {
                  samplers",
             ));
         };
-        let flat = flattened(wave)?;
-        if k == 0 {
-            let none = |flat: &FlatBatch| vec![Vec::new(); flat.places.len()];
-            return Ok(flat.iter().map(none).collect());
-        }
-        let mut all = sampler.top(&datums(&flat), k)?.into_iter();
-        let tops = flat.iter().map(|flat| {
-            let own: Vec<TopTokens> = all.by_ref().take(flat.datums.len()).collect();
+        let passed = passed(wave, |datums| sampler.top(datums, k))?;
+        let tops = passed.iter().map(|(flat, rows)| {
             let of = |place: &Place| {
                 let at = place.index / flat.datums[place.datum].width;
-                own[place.datum][at].clone()
+                rows[place.datum][at].clone()
             };
             flat.places.iter().map(of).collect()
         });

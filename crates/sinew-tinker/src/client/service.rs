@@ -15,7 +15,8 @@ use tokio::runtime::{Builder, Runtime};
 /// Time that the end of a model waits for the service.
 const UNLOAD: Duration = Duration::from_secs(3);
 
-/// One session at a service. Its calls block; they must not come from a thread of an async runtime.
+/// One session at a service. Its calls are those of [`Api`] with the same names. They block, and must not
+/// come from a thread of an async runtime.
 #[derive(Debug)]
 pub(crate) struct Service {
     session: Session,
@@ -67,9 +68,6 @@ impl Service {
     }
 
     /// Opens a session with a service that must answer within `limit`.
-    ///
-    /// # Errors
-    /// Those of [`Service::open`].
     pub(crate) fn open_within(
         options: &ServiceOptions,
         limit: Duration,
@@ -91,33 +89,21 @@ impl Service {
     }
 
     /// The base model of a name, or the only one that can be trained.
-    ///
-    /// # Errors
-    /// If there is no such model, or `name` is left out and there are several.
     pub(crate) fn base_model(&self, name: Option<&str>) -> Result<BaseModel, ClientError> {
         self.runtime.block(self.api().base_model(name))
     }
 
     /// The base models.
-    ///
-    /// # Errors
-    /// If the service does not answer.
     pub(crate) fn models(&self) -> Result<Vec<BaseModel>, ClientError> {
         self.runtime.block(self.api().models())
     }
 
     /// Makes a sampler, and returns the id of its sampling session.
-    ///
-    /// # Errors
-    /// If the service does not answer, or has no such weights.
     pub(crate) fn sampler(&self, of: &SamplerSource) -> Result<String, ClientError> {
         self.runtime.block(self.session.sampler(of))
     }
 
     /// Deletes a checkpoint.
-    ///
-    /// # Errors
-    /// If the service does not answer.
     pub(crate) fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.runtime.block(self.api().delete(path))
     }
@@ -144,17 +130,11 @@ impl Service {
     }
 
     /// Submits a command and waits for its result.
-    ///
-    /// # Errors
-    /// The refusal or the failure, or the last problem once the limit of a command is over.
     pub(crate) fn run(&self, job: &Job) -> Result<Payload, ClientError> {
         self.runtime.block(self.api().run(job))
     }
 
     /// Submits commands with consecutive numbers, and waits for all results.
-    ///
-    /// # Errors
-    /// The first failure.
     pub(crate) fn run_group(&self, jobs: &[Job]) -> Result<Vec<Payload>, GroupError> {
         let result = self
             .runtime

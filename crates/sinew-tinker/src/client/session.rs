@@ -24,9 +24,6 @@ pub(crate) struct Session {
 
 impl Session {
     /// Opens a session, whose signs of life come from the runtime of the caller.
-    ///
-    /// # Errors
-    /// If the service does not answer, or refuses.
     pub(crate) async fn open(api: Arc<Api>) -> Result<Self, ClientError> {
         let id = api.create_session().await?;
         let task = tokio::spawn(heartbeats(Arc::clone(&api), id.clone()));
@@ -45,9 +42,6 @@ impl Session {
     }
 
     /// Makes a sampler.
-    ///
-    /// # Errors
-    /// If the service does not answer, or has no such weights.
     pub(crate) async fn sampler(&self, of: &SamplerSource) -> Result<String, ClientError> {
         let seq = self.samplers.fetch_add(1, Ordering::Relaxed);
         self.api.create_sampler(&self.id, seq, of).await

@@ -3,9 +3,8 @@
 use super::api::BaseModel;
 use super::error::ClientError;
 use super::options::ServiceOptions;
-use super::scorer::Sampler;
+use super::scorer::{Sampler, short_request};
 use super::service::Service;
-use crate::desk::types::{SampleInput, SampleParams, Stop};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,16 +40,6 @@ pub fn try_service(options: &ServiceOptions, limit: Duration) -> Result<Trial, C
 fn round_trip(service: &Arc<Service>, name: &str) -> Result<Duration, ClientError> {
     let mut sampler = Sampler::open(Arc::clone(service), name)?;
     let started = Instant::now();
-    sampler.prompts(vec![SampleInput {
-        prompt: vec![TOKEN],
-        samples: 1,
-        params: SampleParams {
-            max_tokens: Some(1),
-            seed: Some(0),
-            stop: Stop::Never,
-            ..SampleParams::default()
-        },
-        ..SampleInput::default()
-    }])?;
+    sampler.prompts(vec![short_request(vec![TOKEN])])?;
     Ok(started.elapsed())
 }

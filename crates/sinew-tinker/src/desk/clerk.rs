@@ -19,7 +19,7 @@ mod upkeep;
 pub(super) use jobs::{Job, Line, job};
 pub(super) use ran::{Done, Live, Ran};
 pub(super) use retrieve::Found;
-pub(super) use samples::{sample_cancelled, sample_failure};
+pub(super) use samples::sample_cancelled;
 
 use super::config::{DeskLimits, TenantConfig};
 use super::flight_orders::{AdapterSource, FlightOrders, SampleTask};
@@ -85,7 +85,8 @@ pub(super) struct ClerkParts {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// State of the clerk's thread.
+/// State of the clerk's thread. Calls of clients are refused as `Desk` documents it, and all of them if the
+/// journal fails.
 pub(super) struct Clerk {
     parts: ClerkParts,
     schedule: Schedule,
@@ -115,9 +116,6 @@ pub(super) struct Clerk {
 
 impl Clerk {
     /// A clerk with the state of its journal.
-    ///
-    /// # Errors
-    /// If the journal cannot be read.
     pub(super) fn open(parts: ClerkParts) -> Result<Self, Refusal> {
         let limits = &parts.limits;
         let mut clerk = Self {
@@ -297,36 +295,38 @@ impl Clerk {
     fn own_session(&self, tenant: &Tenant, session: &SessionId) -> Result<SessionRow, Refusal> {
         let row = self.parts.journal.session(session)?;
         let own = row.filter(|row| row.tenant == tenant.name);
-        own.ok_or_else(|| Refusal::NotFound {
-            what: "session",
-            id: session.to_string(),
-        })
+        own.ok_or_else(|| Refusal::not_found("session", session))
     }
 
     /// A session of a tenant that takes commands.
     fn open_session(&self, tenant: &Tenant, session: &SessionId) -> Result<SessionRow, Refusal> {
         let row = self.own_session(tenant, session)?;
-        match &row.finish {
-            None => Ok(row),
-            Some(finish) => Err(Refusal::Gone {
-                what: "session",
-                id: session.to_string(),
-                why: match &finish.reason {
-                    Some(_) => "its client ended it; create another".to_owned(),
-                    None => "its client was silent for too long; create another".to_owned(),
-                },
-            }),
-        }
+        let Some(finish) = &row.finish else {
+            return Ok(row);
+        };
+        let why = match &finish.reason {
+            Some(_) => "its client ended it; create another",
+            None => "its client was silent for too long; create another",
+        };
+        Err(Refusal::gone("session", session, why))
     }
 
     /// A model of a tenant.
     fn own_model(&self, tenant: &Tenant, model: &ModelId) -> Result<ModelRow, Refusal> {
         let row = self.parts.journal.model(model)?;
         let own = row.filter(|row| row.tenant == tenant.name);
-        own.ok_or_else(|| Refusal::NotFound {
-            what: "model",
-            id: model.to_string(),
-        })
+        own.ok_or_else(|| Refusal::not_found("model", model))
+    }
+
+    /// The row of a model that the journal has.
+    fn model_row(&self, model: &ModelId) -> Result<ModelRow, Refusal> {
+        let row = self.parts.journal.model(model)?;
+        row.ok_or_else(|| Refusal::Failed(format!("{model} has no row")))
+    }
+
+    /// The end of a time to live that begins now.
+    fn expiry(&self, ttl_s: Option<u64>) -> Option<u64> {
+        ttl_s.map(|ttl_s| self.now + ttl_s.saturating_mul(1000))
     }
 
     /// The base model of a name.
@@ -334,11 +334,8 @@ impl Clerk {
         let found = self.parts.served.iter().find(|model| model.name == name);
         found.ok_or_else(|| {
             let names = self.parts.served.iter().map(|model| model.name.as_str());
-            Refusal::Invalid {
-                field: "base_model".to_owned(),
-                value: format!("{name:?}"),
-                allowed: format!("one of {}", names.collect::<Vec<_>>().join(", ")),
-            }
+            let allowed = format!("one of {}", names.collect::<Vec<_>>().join(", "));
+            Refusal::invalid("base_model", format!("{name:?}"), allowed)
         })
     }
 

@@ -16,34 +16,22 @@ pub(super) fn pack<T: Serialize>(value: &T) -> Result<Vec<u8>, Refusal> {
 }
 
 /// Reads what [`pack`] wrote.
-///
-/// # Errors
-/// If the bytes are damaged.
 pub(super) fn unpack<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     rmp_serde::from_slice(bytes)
         .map_err(|e| Refusal::Failed(format!("the journal is damaged: {e}")))
 }
 
 /// Compresses.
-///
-/// # Errors
-/// If memory is short.
 pub(super) fn squeeze(bytes: &[u8]) -> Result<Vec<u8>, Refusal> {
     zstd::bulk::compress(bytes, LEVEL).map_err(|e| Refusal::Failed(format!("not written: {e}")))
 }
 
 /// Packs and compresses.
-///
-/// # Errors
-/// Fails as [`pack`] and [`squeeze`] do.
 pub(super) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, Refusal> {
     squeeze(&pack(value)?)
 }
 
 /// Reads what [`encode`] wrote.
-///
-/// # Errors
-/// If the bytes are damaged.
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     let raw = zstd::stream::decode_all(bytes)
         .map_err(|e| Refusal::Failed(format!("the journal is damaged: {e}")))?;

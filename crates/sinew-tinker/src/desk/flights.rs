@@ -9,7 +9,7 @@ mod collect;
 mod output;
 mod volley;
 
-use super::clerk::{Line, sample_cancelled, sample_failure};
+use super::clerk::{Line, sample_cancelled};
 use super::codec::encode;
 use super::flight_orders::{FlightOrders, Order, SampleTask};
 use super::folders::Folders;
@@ -136,7 +136,7 @@ impl Flights {
             Ok(Some((engine, adapter))) => self.launch(task, tries, engine, adapter),
             Ok(None) => self.parked.push_back((task, tries)),
             Err(_) if tries + 1 < TRIES => self.parked.push_back((task, tries + 1)),
-            Err(error) => self.report(&task.request, &sample_failure(&error), 0),
+            Err(error) => self.report(&task.request, &Outcome::from(&error), 0),
         }
     }
 
@@ -236,7 +236,7 @@ impl Flights {
             }
             Some(error) => {
                 self.hangar.leave(&flight.task.source);
-                let outcome = sample_failure(&failed(error));
+                let outcome = Outcome::from(&failed(error));
                 self.report(&flight.task.request, &outcome, tokens);
             }
             None => self.succeed(flight, sequences, tokens),

@@ -161,9 +161,6 @@ impl Folders {
     }
 
     /// The files of a checkpoint, in the order of their names.
-    ///
-    /// # Errors
-    /// If it cannot be read.
     pub(super) fn files(&self, folder: &str) -> io::Result<Vec<ExternalFile>> {
         let path = self.root.join(folder).join(FIRST);
         let mut files = Vec::new();
@@ -195,9 +192,6 @@ impl Folders {
     }
 
     /// Removes all folders that are not in `keep`.
-    ///
-    /// # Errors
-    /// If the folders cannot be listed.
     pub(super) fn sweep(&self, keep: &BTreeSet<String>) -> io::Result<()> {
         let models = self.root.join(MODELS);
         let listed = match fs::read_dir(&models) {

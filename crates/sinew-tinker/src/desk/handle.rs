@@ -258,12 +258,11 @@ impl Desk {
     /// Always; [`Refusal::NotFound`] if there is no such checkpoint of this tenant.
     pub async fn publish(&self, tenant: &Tenant, path: &str) -> Result<(), Refusal> {
         self.checkpoint(tenant, path).await?;
-        Err(Refusal::Unsupported {
-            what: "publishing a checkpoint".to_owned(),
-            why: "a checkpoint is seen by the key that wrote it; give the other user that key, or \
-                  copy the files of the state folder"
-                .to_owned(),
-        })
+        Err(Refusal::unsupported(
+            "publishing a checkpoint",
+            "a checkpoint is seen by the key that wrote it; give the other user that key, or copy the files \
+             of the state folder",
+        ))
     }
 
     /// Refuses to make an archive of a checkpoint: the files lie in the server's state folder.
@@ -272,14 +271,12 @@ impl Desk {
     /// Always; [`Refusal::NotFound`] if there is no such checkpoint of this tenant.
     pub async fn archive(&self, tenant: &Tenant, path: &str) -> Result<(), Refusal> {
         let found = self.checkpoint(tenant, path).await?;
-        Err(Refusal::Unsupported {
-            what: "the archive of a checkpoint".to_owned(),
-            why: format!(
-                "the server keeps no object store with signed addresses; the operator finds the files \
-                 of {} under `checkpoints` in the state folder",
-                found.path
-            ),
-        })
+        let why = format!(
+            "the server keeps no object store with signed addresses; the operator finds the files of {} \
+             under `checkpoints` in the state folder",
+            found.path
+        );
+        Err(Refusal::unsupported("the archive of a checkpoint", why))
     }
 
     /// Copies a checkpoint under a new model of a session, and returns the copy's path.

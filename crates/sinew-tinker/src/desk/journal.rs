@@ -18,7 +18,7 @@ pub(super) use sessions::{FinishRow, SessionRow};
 use super::schema::{FILE_NAME, FORMAT, SCHEMA};
 use super::types::Refusal;
 use rusqlite::types::Type;
-use rusqlite::{Connection, Row};
+use rusqlite::{Connection, OptionalExtension, Params, Row};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{DirBuilder, File, Permissions, TryLockError};
@@ -239,6 +239,42 @@ impl Journal {
         self.connection.execute_batch("RELEASE call")
     }
 
+    /// Changes rows.
+    fn change(&self, sql: &str, params: impl Params) -> rusqlite::Result<()> {
+        self.connection.prepare_cached(sql)?.execute(params)?;
+        Ok(())
+    }
+
+    /// The row of a query, if there is one.
+    fn row<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Option<T>> {
+        let mut query = self.connection.prepare_cached(sql)?;
+        query.query_row(params, read).optional()
+    }
+
+    /// The rows of a query.
+    fn rows<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Vec<T>> {
+        let mut query = self.connection.prepare_cached(sql)?;
+        let rows = query.query_map(params, read)?;
+        rows.collect()
+    }
+
+    /// The number that a query computes.
+    fn number(&self, sql: &str, params: impl Params) -> rusqlite::Result<u64> {
+        let mut query = self.connection.prepare_cached(sql)?;
+        let number: i64 = query.query_row(params, |row| row.get(0))?;
+        Ok(number.max(0) as u64)
+    }
+
     /// Gives free pages of the file back to the file system.
     pub(super) fn give_back(&self) -> rusqlite::Result<()> {
         let text = format!("PRAGMA incremental_vacuum({FREED_PAGES})");
@@ -251,13 +287,7 @@ impl Journal {
 
     /// Bytes of the file.
     pub(super) fn bytes(&self) -> rusqlite::Result<u64> {
-        let read = |name: &str| -> rusqlite::Result<u64> {
-            let value: i64 = self
-                .connection
-                .query_row(&format!("PRAGMA {name}"), [], |row| row.get(0))?;
-            Ok(value.max(0) as u64)
-        };
-        Ok(read("page_count")? * read("page_size")?)
+        Ok(self.number("PRAGMA page_count", [])? * self.number("PRAGMA page_size", [])?)
     }
 }
 

@@ -59,5 +59,6 @@ pub use residents::{
     Embedded, EmbeddedConfig, Exported, LoraSupport, Residents, Switched, SwitchedConfig,
     TrainerSupport,
 };
+pub(crate) use running::now_ms;
 pub use running::{DeskConfig, DeskParts, RunningDesk, wall_clock};
 pub use trainer::MakeResidents;

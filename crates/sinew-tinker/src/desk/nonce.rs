@@ -3,9 +3,6 @@
 use crate::random::random_hex;
 
 /// 24 hexadecimal digits from the system's random source.
-///
-/// # Errors
-/// If the source fails, in words.
 pub(super) fn nonce() -> Result<String, String> {
     random_hex(12).map_err(|e| format!("no randomness: {e}"))
 }

@@ -21,13 +21,11 @@ pub(super) fn check_name(name: &str) -> Result<(), Refusal> {
     if plain(name) && !name.starts_with('.') {
         return Ok(());
     }
-    Err(Refusal::Invalid {
-        field: "path".to_owned(),
-        value: format!("{:?}", name.chars().take(MAX_NAME + 1).collect::<String>()),
-        allowed: format!(
-            "a name of 1 to {MAX_NAME} letters, digits, `.`, `_` or `-`, not starting with a dot"
-        ),
-    })
+    let value = format!("{:?}", name.chars().take(MAX_NAME + 1).collect::<String>());
+    let allowed = format!(
+        "a name of 1 to {MAX_NAME} letters, digits, `.`, `_` or `-`, not starting with a dot"
+    );
+    Err(Refusal::invalid("path", value, allowed))
 }
 
 /// Checks a time to live.
@@ -36,15 +34,11 @@ pub(super) fn check_name(name: &str) -> Result<(), Refusal> {
 /// If it is shorter than an hour, or longer than ten years.
 pub(super) fn check_ttl(ttl_s: Option<u64>) -> Result<(), Refusal> {
     match ttl_s {
-        Some(value) if !TTL_S.contains(&value) => Err(Refusal::Invalid {
-            field: "ttl_seconds".to_owned(),
-            value: value.to_string(),
-            allowed: format!(
-                "{} (1 hour) to {} (10 years); left out: never",
-                TTL_S.start(),
-                TTL_S.end()
-            ),
-        }),
+        Some(value) if !TTL_S.contains(&value) => {
+            let (least, most) = (TTL_S.start(), TTL_S.end());
+            let allowed = format!("{least} (1 hour) to {most} (10 years); left out: never");
+            Err(Refusal::invalid("ttl_seconds", value, allowed))
+        }
         _ => Ok(()),
     }
 }
@@ -56,13 +50,10 @@ impl CheckpointPath {
     /// If it has another form.
     pub fn parse(text: &str) -> Result<Self, Refusal> {
         let wrong = || {
-            Refusal::Invalid {
-            field: "path".to_owned(),
-            value: format!("{:?}", text.chars().take(400).collect::<String>()),
-            allowed: "tinker://MODEL_ID/weights/NAME or tinker://MODEL_ID/sampler_weights/NAME, as saves \
-                      return it"
-                .to_owned(),
-        }
+            let value = format!("{:?}", text.chars().take(400).collect::<String>());
+            let allowed = "tinker://MODEL_ID/weights/NAME or tinker://MODEL_ID/sampler_weights/NAME, as \
+                           saves return it";
+            Refusal::invalid("path", value, allowed)
         };
         let rest = text.strip_prefix("tinker://").ok_or_else(wrong)?;
         let parts: Vec<&str> = rest.split('/').collect();

@@ -55,9 +55,6 @@ impl Kind {
     }
 
     /// The kind of a name.
-    ///
-    /// # Errors
-    /// If the journal holds another name.
     pub(super) fn parse(name: &str) -> Result<Self, Refusal> {
         let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
         found.ok_or_else(|| Refusal::Failed(format!("the journal has a command of kind {name:?}")))
@@ -117,9 +114,6 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Encodes a command.
-    ///
-    /// # Errors
-    /// If it cannot be encoded.
     pub(super) fn of(mut command: Command) -> Result<Self, Refusal> {
         let raw = pack(&command)?;
         let digest = *blake3::hash(&raw).as_bytes();

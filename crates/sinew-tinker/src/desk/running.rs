@@ -65,14 +65,17 @@ sinew_types::debug_fields!(
     full_engines = this.full_engines.is_some()
 );
 
+/// Milliseconds since 1970 (UTC).
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
+}
+
 /// The system's clock.
 pub fn wall_clock() -> WallClock {
-    Arc::new(|| {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        since.map_or(0, |since| {
-            u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-        })
-    })
+    Arc::new(now_ms)
 }
 
 /// The threads of a desk. Dropping it stops them as a kill would: what was acknowledged is in the journal.

@@ -4,6 +4,7 @@ use super::rules::BaseRules;
 use super::types::{Refusal, SampleInput, Stop};
 use crate::TensorValues;
 use sinew_types::TEMPERATURES;
+use std::fmt::Display;
 
 /// Most sequences of a request.
 const MAX_SAMPLES: u32 = 1024;
@@ -14,15 +15,11 @@ const MAX_TOP: u32 = 255;
 /// Most ids that a request may score at a place of its prompt.
 const MAX_TARGETS: usize = 4096;
 
-fn require(field: &str, value: impl ToString, allowed: &str, holds: bool) -> Result<(), Refusal> {
+fn require(field: &str, value: impl Display, allowed: &str, holds: bool) -> Result<(), Refusal> {
     if holds {
         return Ok(());
     }
-    Err(Refusal::Invalid {
-        field: field.to_owned(),
-        value: value.to_string(),
-        allowed: allowed.to_owned(),
-    })
+    Err(Refusal::invalid(field, value, allowed))
 }
 
 /// Refuses what cannot be sampled.

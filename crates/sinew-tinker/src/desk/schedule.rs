@@ -31,19 +31,6 @@ pub(super) struct Turn {
     pub(super) kind: Kind,
 }
 
-/// The reason for which a command does not run yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// It runs.
-    Runs,
-    /// Commands of its own tenant run before it, or nothing does.
-    Own,
-    /// The command with this `seq` has not arrived.
-    Gap(u64),
-    /// Commands of another tenant run before it.
-    Others,
-}
-
 /// Commands of a model.
 #[derive(Clone, Debug)]
 struct Line {
@@ -273,31 +260,16 @@ impl Schedule {
         Some(turn)
     }
 
-    /// The reason for which a command does not run.
-    pub(super) fn standing(&self, model: &ModelId, seq: u64) -> Standing {
+    /// Whether a command does not run because one of another tenant does. One that a missing command holds
+    /// back waits for its own client.
+    pub(super) fn waits_for_others(&self, model: &ModelId, seq: u64) -> bool {
         let running = self.running.as_ref();
-        if running.is_some_and(|turn| turn.model == *model && turn.seq == seq) {
-            return Standing::Runs;
-        }
-        let Some(line) = self.lines.get(model) else {
-            return Standing::Own;
+        let running = running.and_then(|turn| self.lines.get(&turn.model));
+        let (Some(running), Some(line)) = (running, self.lines.get(model)) else {
+            return false;
         };
-        let own_runs = running.is_some_and(|turn| turn.model == *model);
-        let mut wanted = line.next + u64::from(own_runs);
-        for known in line.waiting.range(wanted..seq).map(|(seq, _)| *seq) {
-            if known != wanted {
-                break;
-            }
-            wanted += 1;
-        }
-        if wanted < seq && seq != LAST {
-            return Standing::Gap(wanted);
-        }
-        let other = running.and_then(|turn| self.lines.get(&turn.model));
-        match other {
-            Some(other) if other.tenant != line.tenant => Standing::Others,
-            _ => Standing::Own,
-        }
+        let has_all_before = (line.next..seq).all(|seq| line.waiting.contains_key(&seq));
+        running.tenant != line.tenant && (seq == LAST || has_all_before)
     }
 }
 
@@ -334,16 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_holds_back_and_names_what_is_missing() {
+    fn a_gap_holds_back_what_follows() {
         let mut schedule = Schedule::new(100, false);
         let m = model("m");
         schedule.add(&m, "ann", 1);
         schedule.enter(&m, 3, item("c", 1, false));
         schedule.enter(&m, 2, item("b", 1, false));
         assert_eq!(schedule.next(), None);
-        assert_eq!(schedule.standing(&m, 3), Standing::Gap(1));
         schedule.enter(&m, 1, item("a", 1, false));
-        assert_eq!(schedule.standing(&m, 3), Standing::Own);
         assert_eq!(drain(&mut schedule), ["a", "b", "c"]);
         schedule.enter(&m, 2, item("late", 1, false));
         assert_eq!(schedule.next(), None);
@@ -374,7 +344,6 @@ mod tests {
         schedule.enter(&m, 1, item("one", 1, false));
         schedule.enter(&m, 3, item("three", 1, false));
         assert_eq!(schedule.next().map(|t| t.request), Some("one".into()));
-        assert_eq!(schedule.standing(&m, 1), Standing::Runs);
         schedule.done();
         assert_eq!(schedule.next().map(|t| t.seq), Some(LAST));
         assert_eq!(schedule.remove(&m), [RequestId::from("three")]);
@@ -385,14 +354,22 @@ mod tests {
     }
 
     #[test]
-    fn others_are_named_as_the_reason() {
+    fn others_are_the_reason_unless_a_command_is_missing() {
         let mut schedule = Schedule::new(100, false);
         schedule.add(&model("a"), "ann", 1);
         schedule.add(&model("b"), "bob", 1);
         schedule.enter(&model("a"), 1, item("a1", 10, false));
+        schedule.enter(&model("a"), 2, item("a2", 10, false));
         schedule.enter(&model("b"), 1, item("b1", 10, false));
+        schedule.enter(&model("b"), 3, item("b3", 10, false));
+        let waits = |schedule: &Schedule, name, seq| schedule.waits_for_others(&model(name), seq);
+        assert!(!waits(&schedule, "b", 1), "nothing runs");
         schedule.next();
-        assert_eq!(schedule.standing(&model("b"), 1), Standing::Others);
+        assert!(waits(&schedule, "b", 1));
+        assert!(waits(&schedule, "b", LAST));
+        assert!(!waits(&schedule, "b", 3), "2 is missing");
+        assert!(!waits(&schedule, "a", 1), "it runs");
+        assert!(!waits(&schedule, "a", 2), "its own tenant has the turn");
     }
 
     /// Commands of some models: tenant, and cost and step of each command.

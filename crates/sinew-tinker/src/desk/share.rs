@@ -77,42 +77,24 @@ impl Share {
 
     /// A request has left the engine.
     pub(super) fn done(&mut self, request: &RequestId) {
-        if let Some((tenant, sequences)) = self.flying.remove(request) {
-            self.settle(&tenant, sequences);
-        }
-    }
-
-    fn settle(&mut self, tenant: &str, sequences: u64) {
-        let Some(queue) = self.queues.get_mut(tenant) else {
+        let Some((tenant, sequences)) = self.flying.remove(request) else {
+            return;
+        };
+        let Some(queue) = self.queues.get_mut(&tenant) else {
             return;
         };
         queue.flying = queue.flying.saturating_sub(sequences);
         if queue.flying == 0 && queue.waiting.is_empty() {
-            self.queues.remove(tenant);
+            self.queues.remove(&tenant);
         }
     }
 
-    /// Removes a request that waits. Returns where it was.
-    pub(super) fn cancel(&mut self, request: &RequestId) -> Place {
-        if self.flying.contains_key(request) {
-            return Place::Flying;
-        }
-        let mut emptied = None;
-        for (tenant, queue) in &mut self.queues {
-            let before = queue.waiting.len();
+    /// Removes a request that waits.
+    pub(super) fn cancel(&mut self, request: &RequestId) {
+        self.queues.retain(|_, queue| {
             queue.waiting.retain(|(own, _)| own != request);
-            if queue.waiting.len() < before {
-                emptied = Some(tenant.clone());
-                break;
-            }
-        }
-        match emptied {
-            Some(tenant) => {
-                self.settle(&tenant, 0);
-                Place::Waiting
-            }
-            None => Place::Unknown,
-        }
+            queue.flying > 0 || !queue.waiting.is_empty()
+        });
     }
 
     /// The place of a request.
@@ -168,9 +150,10 @@ mod tests {
         assert_eq!(share.place(&id("a2")), Place::Waiting);
         share.done(&id("a0"));
         assert_eq!(share.next(), Some(id("a2")));
-        assert_eq!(share.cancel(&id("a2")), Place::Flying);
-        assert_eq!(share.cancel(&id("a9")), Place::Waiting);
-        assert_eq!(share.cancel(&id("a9")), Place::Unknown);
+        share.cancel(&id("a2"));
+        assert_eq!(share.place(&id("a2")), Place::Flying);
+        share.cancel(&id("a9"));
+        assert_eq!(share.place(&id("a9")), Place::Unknown);
     }
 
     #[test]

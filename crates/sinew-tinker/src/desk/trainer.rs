@@ -15,6 +15,7 @@ use super::orders::{Order, Orders, TrainJob, Work};
 use super::residents::Residents;
 use super::types::{ModelId, ModelSpec, Outcome, Refusal, Reply};
 use crate::batch::BatchLimits;
+use crate::random::seed_of;
 use crate::{Category, TinkerError};
 use sinew_train::PolicyError;
 use std::any::Any;
@@ -96,12 +97,7 @@ pub(super) struct Trainer {
 /// Seed of a model's first weights.
 fn seed(model: &ModelId, spec: &ModelSpec) -> u64 {
     let chosen = spec.lora.as_ref().and_then(|lora| lora.seed);
-    chosen.unwrap_or_else(|| {
-        let hash = blake3::hash(model.as_str().as_bytes());
-        let mut first = [0; 8];
-        first.copy_from_slice(&hash.as_bytes()[..8]);
-        u64::from_le_bytes(first)
-    })
+    chosen.unwrap_or_else(|| seed_of(model.as_str()))
 }
 
 /// The text of a panic.
@@ -119,9 +115,6 @@ fn journal_failed(error: Refusal) -> TinkerError {
 
 impl Trainer {
     /// Makes the models' place.
-    ///
-    /// # Errors
-    /// If it cannot be made, in words.
     pub(super) fn new(
         line: Line,
         orders: Arc<Orders>,

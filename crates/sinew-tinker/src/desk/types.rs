@@ -9,7 +9,7 @@ pub use records::{
     ServedModel, SessionInfo, SessionStatus, StorageUse,
 };
 
-use crate::{Datum, FbOutput, LossRequest, Tensor};
+use crate::{Datum, FbOutput, LossRequest, Tensor, TinkerError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sinew_types::{TokenId, TokenLogprob};
@@ -489,6 +489,19 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    pub(crate) fn failed(category: Category, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self::Failed { category, text }
+    }
+}
+
+impl From<&TinkerError> for Outcome {
+    fn from(error: &TinkerError) -> Self {
+        Self::failed(error.category(), error.to_string())
+    }
+}
+
 /// The reason for which a command has no result yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueState {
@@ -497,11 +510,6 @@ pub enum QueueState {
     /// Other tenants' commands run before it.
     PausedCapacity {
         /// The cause of the wait, in words.
-        reason: String,
-    },
-    /// A limit of its tenant holds it back.
-    PausedRateLimit {
-        /// The limit, in words.
         reason: String,
     },
 }
@@ -583,4 +591,33 @@ pub enum Refusal {
     /// The server failed, in words for its operator.
     #[error("the server failed: {0}")]
     Failed(String),
+}
+
+impl Refusal {
+    pub(crate) fn invalid(
+        field: impl Into<String>,
+        value: impl fmt::Display,
+        allowed: impl Into<String>,
+    ) -> Self {
+        Self::Invalid {
+            field: field.into(),
+            value: value.to_string(),
+            allowed: allowed.into(),
+        }
+    }
+
+    pub(crate) fn not_found(what: &'static str, id: impl fmt::Display) -> Self {
+        let id = id.to_string();
+        Self::NotFound { what, id }
+    }
+
+    pub(crate) fn gone(what: &'static str, id: impl fmt::Display, why: impl Into<String>) -> Self {
+        let (id, why) = (id.to_string(), why.into());
+        Self::Gone { what, id, why }
+    }
+
+    pub(crate) fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Self {
+        let (what, why) = (what.into(), why.into());
+        Self::Unsupported { what, why }
+    }
 }

@@ -46,9 +46,6 @@ pub(crate) struct Api {
 
 impl Api {
     /// For a desk.
-    ///
-    /// # Errors
-    /// If the system has no random numbers.
     pub(crate) fn new(
         desk: Desk,
         config: TinkerServerConfig,

@@ -5,9 +5,10 @@
 //! ones then.
 
 use super::api::{Api, Caller};
-use super::date::{iso, now_ms};
+use super::date::iso;
 use super::error::{Answer, ApiError};
 use super::signer::{CheckpointParts, Place, SIGNED, SignedParts, tinker_path};
+use crate::desk::now_ms;
 use crate::desk::types::Tenant;
 use axum::Json;
 use axum::body::Body;

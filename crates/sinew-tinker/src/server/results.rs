@@ -79,7 +79,6 @@ fn try_again(id: &RequestId, queue: &QueueState) -> Response {
     let (state, reason) = match queue {
         QueueState::Active => ("active", None),
         QueueState::PausedCapacity { reason } => ("paused_capacity", Some(reason)),
-        QueueState::PausedRateLimit { reason } => ("paused_rate_limit", Some(reason)),
     };
     let body = json!({
         "type": "try_again",

@@ -37,9 +37,6 @@ pub(crate) struct Place<'a> {
 
 impl Signer {
     /// With a key of its own.
-    ///
-    /// # Errors
-    /// If the system has no random numbers.
     pub(crate) fn new() -> std::io::Result<Self> {
         let mut key = [0; 32];
         getrandom::fill(&mut key).map_err(std::io::Error::other)?;

@@ -17,6 +17,7 @@ use prost::Message;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
+use std::fmt::Display;
 
 /// Log-probability of places without a number in the SDK's matrices; their token is 0.
 pub(crate) const NO_LOGPROB: f32 = -99999.0;
@@ -206,38 +207,27 @@ fn params(sent: JsonParams) -> Result<SampleParams, TinkerError> {
         let seed = u64::try_from(value);
         seed.map_err(|_| TinkerError::value("sampling_params.seed", value, "0 or more"))
     });
-    let temperature = sent.temperature;
+    let (temperature, top_k, top_p) = (sent.temperature, sent.top_k, sent.top_p);
+    let wrong = |name: &str, value: &dyn Display, allowed: &str| {
+        let field = format!("sampling_params.{name}");
+        Err(TinkerError::value(field, value, allowed))
+    };
     if !(temperature.is_finite() && temperature >= 0.0) {
-        let field = "sampling_params.temperature";
-        return Err(TinkerError::value(
-            field,
-            temperature,
-            "a number of 0 or more",
-        ));
+        return wrong("temperature", &temperature, "a number of 0 or more");
     }
-    if sent.top_k != -1 && sent.top_k < 1 {
-        let allowed = "-1 for all tokens, or 1 or more";
-        return Err(TinkerError::value(
-            "sampling_params.top_k",
-            sent.top_k,
-            allowed,
-        ));
+    if top_k != -1 && top_k < 1 {
+        return wrong("top_k", &top_k, "-1 for all tokens, or 1 or more");
     }
-    if !(sent.top_p > 0.0 && sent.top_p <= 1.0) {
-        let allowed = "a number above 0 and at most 1";
-        return Err(TinkerError::value(
-            "sampling_params.top_p",
-            sent.top_p,
-            allowed,
-        ));
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        return wrong("top_p", &top_p, "a number above 0 and at most 1");
     }
     Ok(SampleParams {
         max_tokens: max_tokens.transpose()?,
         seed: seed.transpose()?,
         stop: stop(sent.stop)?,
         temperature,
-        top_k: sent.top_k,
-        top_p: sent.top_p,
+        top_k,
+        top_p,
     })
 }
 

@@ -185,9 +185,6 @@ impl Csr {
 }
 
 /// Reads a tensor of protobuf.
-///
-/// # Errors
-/// If type, shape or bytes are wrong.
 pub(crate) fn from_proto(field: &str, sent: &proto::Tensor) -> Result<SentTensor, TinkerError> {
     let (bytes, csr) = match &sent.encoding {
         Some(Encoding::Dense(bytes)) => (bytes, None),
@@ -347,9 +344,6 @@ pub(crate) struct JsonTensor {
 
 impl JsonTensor {
     /// Reads it.
-    ///
-    /// # Errors
-    /// If type, shape or numbers are wrong.
     pub(crate) fn read(self, field: &str) -> Result<SentTensor, TinkerError> {
         let values = match self.dtype.as_str() {
             "float32" => TensorValues::F32(json_floats(field, &self.data)?),

@@ -267,9 +267,6 @@ struct JsonTrain {
 }
 
 /// Reads a request in JSON. `forward_only` is set by the path `forward`.
-///
-/// # Errors
-/// If the bytes are not such an object, or a field has a value that is not allowed.
 pub(crate) fn read_train_json(
     body: &[u8],
     forward_only: bool,

@@ -4,16 +4,11 @@ use crate::format::{Enforced, Format, FormatLaw, Grammar};
 fn node(parent: NodeId, kind: TokenKind, tokens: &[TokenId]) -> Node {
     let sampled = kind == TokenKind::Sampled;
     Node {
-        parent,
-        turn: 0,
-        kind,
-        tokens: tokens.to_vec(),
         logprobs: if sampled {
             vec![-0.5; tokens.len()]
         } else {
             Vec::new()
         },
-        temperature: 1.0,
         versions: if sampled {
             vec![VersionSpan {
                 start: 0,
@@ -23,14 +18,7 @@ fn node(parent: NodeId, kind: TokenKind, tokens: &[TokenId]) -> Node {
         } else {
             Vec::new()
         },
-        format: None,
-        routes: Vec::new(),
-        messages: Vec::new(),
-        tools: Vec::new(),
-        finish: None,
-        process_reward: 0.0,
-        state_hash: None,
-        branch: None,
+        ..Node::given(parent, 0, kind, tokens.to_vec(), Vec::new())
     }
 }
 

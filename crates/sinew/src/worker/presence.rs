@@ -12,8 +12,6 @@ use std::time::{Duration, Instant};
 
 /// Interval of looks whether weights changed or the role is asked to end.
 const LOOK: Duration = Duration::from_millis(200);
-/// File of the kernel with the name of this host.
-const HOST_NAME_FILE: &str = "/proc/sys/kernel/hostname";
 
 /// A role that is registered.
 pub(crate) struct RolePresence(RoleClient);
@@ -28,11 +26,10 @@ impl RolePresence {
         capacity: usize,
         address: Option<String>,
     ) -> Result<Self, Failure> {
-        let host = std::fs::read_to_string(HOST_NAME_FILE).unwrap_or_default();
         let registration = Registration {
             kind: args.role,
             name: args.name.clone(),
-            host: host.trim().to_owned(),
+            host: sinew_assembly::host_name().unwrap_or_default(),
             address,
             build: env!("CARGO_PKG_VERSION").into(),
             capacity: u32::try_from(capacity).unwrap_or(u32::MAX).max(1),

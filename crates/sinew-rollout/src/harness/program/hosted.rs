@@ -5,24 +5,21 @@
 //! Rewards of the recipe read the answers of the program, and not the messages of its rollout.
 
 use super::{
-    OF_THE_TOOL, PROGRAM_FAILED, ProgramHarness, Refusal, agent_end, bad_exit, failure, harness,
-    last_line,
+    OF_THE_TOOL, PROGRAM_FAILED, ProgramHarness, Refusal, agent_end, bad_exit, environment, fail,
+    failure, harness, last_line, within,
 };
 use crate::action;
+use crate::driver::close;
 use crate::episode::EpisodeSpec;
 use crate::gauges::Phase;
 use crate::harness::forward::PortForward;
 use crate::harness::model_server::ModelAccess;
 use crate::harness::sandboxed::ProgramEnd;
 use crate::parts::{EpisodeOptions, EpisodeParts};
-use sinew_env::{CallNotation, Env, EnvError, EnvFuture, HostedProgram};
+use sinew_env::{CallNotation, Env, HostedProgram};
 use sinew_sandbox::Ending;
-use sinew_types::{EpisodeEnd, FailureKind, Limit, Outcome, Task, Trace};
-use std::time::Duration;
-use tokio::time::{Instant, timeout};
-
-/// Maximum time to close an environment.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+use sinew_types::{EpisodeEnd, Limit, Outcome, Task, Trace};
+use tokio::time::Instant;
 
 /// End of the programs of an episode.
 struct Acted {
@@ -32,22 +29,6 @@ struct Acted {
     answer: String,
     /// Outcome, if the environment ended the episode.
     outcome: Option<Outcome>,
-}
-
-/// The refusal for an error of the environment.
-fn environment(e: &EnvError) -> Refusal {
-    (e.failure_kind(), e.to_string())
-}
-
-/// Waits for the environment.
-async fn within<T>(time: Duration, what: &str, call: EnvFuture<'_, T>) -> Result<T, Refusal> {
-    match timeout(time, call).await {
-        Ok(done) => done.map_err(|e| environment(&e)),
-        Err(_) => Err((
-            FailureKind::Environment,
-            format!("the environment did not {what} in time"),
-        )),
-    }
 }
 
 impl ProgramHarness {
@@ -61,10 +42,7 @@ impl ProgramHarness {
         let env = parts.envs.create(&spec.task);
         let mut env = env.map_err(|e| environment(&e))?;
         let played = self.play_in(parts, options, spec, env.as_mut()).await;
-        let closed = timeout(CLOSE_TIMEOUT, env.close()).await;
-        if !matches!(closed, Ok(Ok(()))) {
-            tracing::warn!(episode = %spec.episode, ?closed, "environment did not close");
-        }
+        close(env, spec.episode.clone()).await;
         played
     }
 
@@ -101,9 +79,8 @@ impl ProgramHarness {
             outcome,
         } = acted?;
         let told = agent_end(&self.programs, &ended, &mut trace);
-        if let Some(message) = failure(&ended, told.as_ref(), &trace) {
-            let kind = FailureKind::Harness;
-            trace.end = EpisodeEnd::Failed { kind, message };
+        if let Some(why) = failure(&ended, told.as_ref(), &trace) {
+            fail(&mut trace, harness(&why));
             return Ok(trace);
         }
         let outcome = match outcome {
@@ -124,7 +101,7 @@ impl ProgramHarness {
                 outcome.answer = Some(answer);
                 trace.outcome = outcome;
             }
-            Err((kind, message)) => trace.end = EpisodeEnd::Failed { kind, message },
+            Err(refusal) => fail(&mut trace, refusal),
         }
         Ok(trace)
     }

@@ -18,40 +18,21 @@ fn spec() -> EpisodeSpec {
 }
 
 fn trace(says: &[&str]) -> Trace {
-    let mut trace = failed_trace(
-        spec().empty_trace(
-            &crate::RunInfo::default(),
-            &sinew_types::SamplingParams::default(),
-        ),
-        FailureKind::Harness,
-        String::new(),
-        Instant::now(),
-    );
-    trace.end = EpisodeEnd::Terminated;
-    trace.nodes = says
-        .iter()
-        .map(|text| Node {
-            parent: NO_PARENT,
-            turn: 1,
-            kind: TokenKind::Sampled,
-            tokens: vec![1],
+    let sampling = sinew_types::SamplingParams::default();
+    let mut trace = spec().empty_trace(&crate::RunInfo::default(), &sampling);
+    let node = |text: &&str| {
+        let said = vec![Message::new(Role::Assistant, *text)];
+        Node {
             logprobs: vec![-0.1],
-            temperature: 1.0,
             versions: vec![VersionSpan {
                 start: 0,
                 len: 1,
                 version: PolicyVersion(0),
             }],
-            format: None,
-            routes: Vec::new(),
-            messages: vec![Message::new(Role::Assistant, *text)],
-            tools: Vec::new(),
-            finish: None,
-            process_reward: 0.0,
-            state_hash: None,
-            branch: None,
-        })
-        .collect();
+            ..Node::given(NO_PARENT, 1, TokenKind::Sampled, vec![1], said)
+        }
+    };
+    trace.nodes = says.iter().map(node).collect();
     trace
 }
 

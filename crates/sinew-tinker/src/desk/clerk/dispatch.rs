@@ -11,7 +11,7 @@ use crate::desk::paths::{check_name, check_ttl};
 use crate::desk::prepared::Kind;
 use crate::desk::schedule::{LAST, Turn};
 use crate::desk::types::{
-    CheckpointKind, CheckpointPath, Command, Outcome, Refusal, RequestId, Tenant,
+    CheckpointKind, CheckpointPath, Command, ModelId, Outcome, Refusal, RequestId, Tenant,
 };
 use sinew_types::PolicyVersion;
 
@@ -21,10 +21,7 @@ pub(super) fn user_failure(refusal: &Refusal) -> Outcome {
         Refusal::Failed(_) => Category::Server,
         _ => Category::User,
     };
-    Outcome::Failed {
-        category,
-        text: refusal.to_string(),
-    }
+    Outcome::failed(category, refusal.to_string())
 }
 
 /// Name of a state without one: it sorts by the command that made it.
@@ -34,9 +31,6 @@ pub(super) fn state_name(name: Option<&str>, seq: u64) -> String {
 
 impl Clerk {
     /// Begins what may begin: a command at the trainer, and requests at the engine.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(super) fn pump(&mut self) -> Result<(), Refusal> {
         if self.drain.is_some() {
             return Ok(());
@@ -62,8 +56,7 @@ impl Clerk {
 
     /// Gives a command to the trainer.
     fn begin(&mut self, turn: &Turn) -> Result<(), Refusal> {
-        let row = self.parts.journal.model(&turn.model)?;
-        let row = row.ok_or_else(|| Refusal::Failed(format!("{} has no row", turn.model)))?;
+        let row = self.model_row(&turn.model)?;
         let payload = self.payload(&turn.request)?;
         let job = if turn.kind.is_compute() {
             TrainJob::Compute { payload }
@@ -111,7 +104,7 @@ impl Clerk {
                 check_ttl(*ttl_s)?;
                 self.check_free(&path, *overwrite)?;
                 self.check_room(row)?;
-                let folder = new_folder(row, "state")?;
+                let folder = new_folder(&row.model, "state")?;
                 Ok(TrainJob::SaveState { folder })
             }
             Command::Refused { text, .. } => Err(Refusal::Conflict(text.clone())),
@@ -161,13 +154,9 @@ impl Clerk {
         }
         self.served(&found.base_model)?;
         if !same_form(&found, row) {
-            return Err(Refusal::Invalid {
-                field: "path".to_owned(),
-                value: format!("{path:?}"),
-                allowed: "a checkpoint of a model with the same lora_config (rank, train_attn, train_mlp, \
-                          train_unembed); create a model from the checkpoint instead"
-                    .to_owned(),
-            });
+            let allowed = "a checkpoint of a model with the same lora_config (rank, train_attn, train_mlp, \
+                           train_unembed); create a model from the checkpoint instead";
+            return Err(Refusal::invalid("path", format!("{path:?}"), allowed));
         }
         Ok(TrainJob::Load {
             folder: found.folder,
@@ -194,9 +183,6 @@ impl Clerk {
     }
 
     /// The payload of a command that waits.
-    ///
-    /// # Errors
-    /// If the journal lost it.
     pub(crate) fn payload(&self, request: &RequestId) -> Result<Vec<u8>, Refusal> {
         let payload = self.parts.journal.payload(request)?;
         payload.ok_or_else(|| Refusal::Failed(format!("the journal has no payload of {request}")))
@@ -207,7 +193,7 @@ impl Clerk {
         if let Some(mut row) = self.parts.journal.model(&turn.model)? {
             row.last_ms = self.now;
             row.next = row.next.max(next_after(turn.seq));
-            self.parts.journal.update_model(&row)?;
+            self.parts.journal.put_model(&row)?;
             let result = encode(&outcome)?;
             self.end_command(&row.tenant, &turn.request, &result, true, false)?;
             self.schedule.done();
@@ -255,11 +241,8 @@ impl Clerk {
 
 /// The refusal of weights that have a name and change.
 fn named_inflight() -> Refusal {
-    Refusal::Invalid {
-        field: "kind".to_owned(),
-        value: "\"inflight\" with a path".to_owned(),
-        allowed: "snapshot with a path, or inflight without one".to_owned(),
-    }
+    let allowed = "snapshot with a path, or inflight without one";
+    Refusal::invalid("kind", "\"inflight\" with a path", allowed)
 }
 
 /// The seq after a command; the end of a model has none.
@@ -289,14 +272,15 @@ fn same_form(found: &CheckpointRow, row: &ModelRow) -> bool {
     }
 }
 
-fn new_folder(row: &ModelRow, kind: &str) -> Result<String, Refusal> {
+/// Name of a folder for a checkpoint of a model.
+pub(super) fn new_folder(model: &ModelId, kind: &str) -> Result<String, Refusal> {
     let nonce = nonce().map_err(Refusal::Failed)?;
-    Ok(Folders::name(&row.model, kind, &nonce))
+    Ok(Folders::name(model, kind, &nonce))
 }
 
 fn sampler_job(row: &ModelRow, kind: &str) -> Result<TrainJob, Refusal> {
     Ok(TrainJob::SaveSampler {
-        folder: new_folder(row, kind)?,
+        folder: new_folder(&row.model, kind)?,
         version: PolicyVersion(row.saves + 1),
     })
 }

@@ -10,9 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 impl Clerk {
     /// Reads everything that follows from the journal.
-    ///
-    /// # Errors
-    /// If it cannot be read.
     pub(super) fn load(&mut self) -> Result<(), Refusal> {
         let (limits, journal) = (&self.parts.limits, &self.parts.journal);
         let switches = self.parts.rules.support.switches;
@@ -58,9 +55,6 @@ impl Clerk {
     }
 
     /// Removes folders that a kill left over.
-    ///
-    /// # Errors
-    /// If they cannot be listed.
     pub(super) fn sweep(&self) -> Result<(), Refusal> {
         let journal = &self.parts.journal;
         let mut keep: BTreeSet<String> = journal.live_folders()?.into_iter().collect();
@@ -70,9 +64,6 @@ impl Clerk {
     }
 
     /// Counts the bytes of the state folder.
-    ///
-    /// # Errors
-    /// If the journal cannot be read.
     pub(super) fn count_disk(&mut self) -> Result<(), Refusal> {
         let journal = &self.parts.journal;
         let files = journal.live_bytes()? + journal.checkpoint_bytes()?;

@@ -1,6 +1,6 @@
 //! Results of the trainer: each is written together with what it changes.
 
-use super::dispatch::{next_after, state_name};
+use super::dispatch::{next_after, state_name, user_failure};
 use super::{Clerk, Effect};
 use crate::desk::codec::{decode, encode};
 use crate::desk::journal::{CheckpointRow, ModelRow, ReplayRow, SamplerRow};
@@ -93,12 +93,8 @@ struct Saved {
 
 impl Clerk {
     /// From which a model is made again.
-    ///
-    /// # Errors
-    /// If the journal cannot be read.
     pub(crate) fn replay_plan(&self, model: &ModelId) -> Result<ReplayPlan, Refusal> {
-        let row = self.parts.journal.model(model)?;
-        let row = row.ok_or_else(|| Refusal::Failed(format!("{model} has no row")))?;
+        let row = self.model_row(model)?;
         Ok(ReplayPlan {
             live: row.live,
             live_bytes: row.live_bytes,
@@ -108,18 +104,13 @@ impl Clerk {
     }
 
     /// Writes the end of a command.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(crate) fn ran(&mut self, done: Done) -> Result<(), Refusal> {
         if done.epoch != self.epoch {
             // The command runs again.
             self.effects.extend(done.folder().map(Effect::Remove));
             return Ok(());
         }
-        let model = &done.model;
-        let row = self.parts.journal.model(model)?;
-        let mut row = row.ok_or_else(|| Refusal::Failed(format!("{model} has no row")))?;
+        let mut row = self.model_row(&done.model)?;
         let command = self.parts.journal.command(&done.request)?;
         let command = command.filter(|command| command.done_ms.is_none());
         let Some(command) = command else {
@@ -134,11 +125,11 @@ impl Clerk {
         let tenant = row.tenant.clone();
         let (result, failed, replay) = match &done.outcome {
             Ok(ran) => self.keep(&mut row, &done, kind, ran)?,
-            Err(error) => (encode(&failure(error))?, true, false),
+            Err(error) => (encode(&Outcome::from(error))?, true, false),
         };
         let broken = |error: &TinkerError| error.category() == Category::Server;
         row.corrupted = done.outcome.as_ref().is_err_and(broken);
-        self.parts.journal.update_model(&row)?;
+        self.parts.journal.put_model(&row)?;
         self.end_command(&tenant, &done.request, &result, failed, replay)?;
         if matches!(kind, Kind::Forward | Kind::ForwardBackward) {
             self.spend(&tenant, command.cost)?;
@@ -231,9 +222,6 @@ impl Clerk {
     }
 
     /// Writes that a live checkpoint covers commands.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(crate) fn covered(
         &mut self,
         model: &ModelId,
@@ -244,7 +232,7 @@ impl Clerk {
         match self.parts.journal.model(model)? {
             Some(mut row) if known && row.ended.is_none() && live.covered >= row.covered => {
                 self.set_live(&mut row, live)?;
-                self.parts.journal.update_model(&row)?;
+                self.parts.journal.put_model(&row)?;
             }
             _ => self.effects.push(Effect::Remove(live.folder)),
         }
@@ -331,10 +319,7 @@ impl Clerk {
         let admitted = self
             .meter
             .admit_checkpoint(&row.tenant, stored, saved.bytes);
-        Ok(admitted.err().map(|refusal| Outcome::Failed {
-            category: Category::User,
-            text: refusal.to_string(),
-        }))
+        Ok(admitted.err().map(|refusal| user_failure(&refusal)))
     }
 
     /// Writes a checkpoint's row, in place of one with the same path.
@@ -358,9 +343,7 @@ impl Clerk {
             bytes: saved.bytes,
             created_ms: self.now,
             used_ms: self.now,
-            expires_ms: form
-                .ttl_s
-                .map(|ttl_s| self.now + ttl_s.saturating_mul(1000)),
+            expires_ms: self.expiry(form.ttl_s),
             base_model: row.spec.base_model.clone(),
             lora: row.spec.lora,
             metadata: form.metadata.clone(),
@@ -422,10 +405,11 @@ impl Clerk {
         snapshots.retain(|snapshot| snapshot.path.name != INFLIGHT);
         let mut beyond = (snapshots.len() as u64).saturating_sub(self.parts.limits.snapshots);
         for snapshot in snapshots {
-            if beyond == 0 || self.is_sampled(&snapshot.path.to_string())? {
+            let journal = &self.parts.journal;
+            if beyond == 0 || journal.is_sampled(&snapshot.path.to_string())? {
                 continue;
             }
-            self.parts.journal.delete_checkpoint(&snapshot.path)?;
+            journal.delete_checkpoint(&snapshot.path)?;
             self.retire(&snapshot, false);
             beyond -= 1;
         }
@@ -441,13 +425,10 @@ impl Clerk {
         row.ended = Some(why.to_owned());
         let live = row.live.take();
         row.live_bytes = 0;
-        self.parts.journal.update_model(&row)?;
+        self.parts.journal.put_model(&row)?;
         self.parts.journal.drop_covered(&row.model, u64::MAX)?;
-        let outcome = Outcome::Failed {
-            category: Category::User,
-            text: format!("{} takes no commands: {why}", row.model),
-        };
-        let result = encode(&outcome)?;
+        let text = format!("{} takes no commands: {why}", row.model);
+        let result = encode(&Outcome::failed(Category::User, text))?;
         for snapshot in self.parts.journal.snapshots(&row.model)? {
             self.parts.journal.delete_checkpoint(&snapshot.path)?;
             self.retire(&snapshot, false);
@@ -485,13 +466,5 @@ impl Form {
             metadata,
             sampler: None,
         }
-    }
-}
-
-/// A failed command, as its client sees it.
-fn failure(error: &TinkerError) -> Outcome {
-    Outcome::Failed {
-        category: error.category(),
-        text: error.to_string(),
     }
 }

@@ -1,10 +1,9 @@
 //! Models and checkpoints as clients see them, and what they change of checkpoints.
 
 use super::Clerk;
+use super::dispatch::new_folder;
 use super::sessions::bounded;
-use crate::desk::folders::Folders;
 use crate::desk::journal::{CheckpointRow, ModelRow};
-use crate::desk::nonce::nonce;
 use crate::desk::paths::check_ttl;
 use crate::desk::types::{
     CheckpointInfo, CheckpointKind, CheckpointPath, CopyRequest, ExternalFile, Listing, ModelId,
@@ -31,20 +30,12 @@ impl Clerk {
         }
         let model = self.parts.journal.model(&path.model)?;
         let own = model.is_some_and(|model| model.tenant == tenant.name);
-        let id = path.to_string();
         if own && path.name.starts_with('.') {
             let why =
                 "weights without a name are kept for a while: save them again, or under a name";
-            return Err(Refusal::Gone {
-                what: "checkpoint",
-                id,
-                why: why.to_owned(),
-            });
+            return Err(Refusal::gone("checkpoint", path, why));
         }
-        Err(Refusal::NotFound {
-            what: "checkpoint",
-            id,
-        })
+        Err(Refusal::not_found("checkpoint", path))
     }
 
     fn model_info(&self, row: ModelRow) -> Result<ModelInfo, Refusal> {
@@ -70,17 +61,11 @@ impl Clerk {
     }
 
     /// A model.
-    ///
-    /// # Errors
-    /// If it is not the tenant's.
     pub(crate) fn model(&self, tenant: &Tenant, model: &ModelId) -> Result<ModelInfo, Refusal> {
         self.model_info(self.own_model(tenant, model)?)
     }
 
     /// The models of a tenant.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(crate) fn models(
         &self,
         tenant: &Tenant,
@@ -95,9 +80,6 @@ impl Clerk {
     }
 
     /// Checkpoints with names of a tenant.
-    ///
-    /// # Errors
-    /// If the model is not the tenant's.
     pub(crate) fn checkpoints(
         &self,
         tenant: &Tenant,
@@ -116,9 +98,6 @@ impl Clerk {
     }
 
     /// The checkpoint at a path.
-    ///
-    /// # Errors
-    /// If there is none of this tenant.
     pub(crate) fn checkpoint(
         &self,
         tenant: &Tenant,
@@ -128,9 +107,6 @@ impl Clerk {
     }
 
     /// Deletes a checkpoint.
-    ///
-    /// # Errors
-    /// If there is none of this tenant.
     pub(crate) fn delete_checkpoint(&mut self, tenant: &Tenant, path: &str) -> Result<(), Refusal> {
         let row = self.own_checkpoint(tenant, path)?;
         self.parts.journal.delete_checkpoint(&row.path)?;
@@ -139,9 +115,6 @@ impl Clerk {
     }
 
     /// Has a checkpoint deleted later.
-    ///
-    /// # Errors
-    /// If there is none of this tenant, or the time is not allowed.
     pub(crate) fn set_ttl(
         &mut self,
         tenant: &Tenant,
@@ -150,24 +123,17 @@ impl Clerk {
     ) -> Result<(), Refusal> {
         let row = self.own_checkpoint(tenant, path)?;
         check_ttl(ttl_s)?;
-        let expires_ms = ttl_s.map(|ttl_s| self.now + ttl_s.saturating_mul(1000));
-        self.parts.journal.set_expiry(&row.path, expires_ms)?;
-        Ok(())
+        let expires_ms = self.expiry(ttl_s);
+        Ok(self.parts.journal.set_expiry(&row.path, expires_ms)?)
     }
 
     /// Number and bytes of a tenant's checkpoints.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(crate) fn storage(&self, tenant: &Tenant) -> Result<StorageUse, Refusal> {
         let (checkpoints, bytes) = self.parts.journal.storage(&tenant.name)?;
         Ok(StorageUse { checkpoints, bytes })
     }
 
     /// The files of external weights: those that other programs read.
-    ///
-    /// # Errors
-    /// If there is no such checkpoint of this tenant, or its folder cannot be read.
     pub(crate) fn external_files(
         &self,
         tenant: &Tenant,
@@ -175,13 +141,9 @@ impl Clerk {
     ) -> Result<Vec<ExternalFile>, Refusal> {
         let row = self.own_checkpoint(tenant, path)?;
         if row.path.kind != CheckpointKind::External {
-            return Err(Refusal::Invalid {
-                field: "path".to_owned(),
-                value: format!("{path:?}"),
-                allowed:
-                    "a checkpoint of save_weights_external: tinker://MODEL_ID/external_weights/NAME"
-                        .to_owned(),
-            });
+            let allowed =
+                "a checkpoint of save_weights_external: tinker://MODEL_ID/external_weights/NAME";
+            return Err(Refusal::invalid("path", format!("{path:?}"), allowed));
         }
         let files = self.parts.folders.files(&row.folder);
         let files = files.map_err(|e| Refusal::Failed(format!("{}: {e}", row.path)))?;
@@ -190,9 +152,6 @@ impl Clerk {
     }
 
     /// Copies a checkpoint under a new model, which takes no commands.
-    ///
-    /// # Errors
-    /// If source or session are not the tenant's, the number is in use, or a limit is reached.
     pub(crate) fn copy_checkpoint(
         &mut self,
         tenant: &Tenant,
@@ -220,8 +179,7 @@ impl Clerk {
             kind,
             name,
         };
-        let nonce = nonce().map_err(Refusal::Failed)?;
-        let folder = Folders::name(&model, "copy", &nonce);
+        let folder = new_folder(&model, "copy")?;
         let copied = self.parts.folders.copy(&source.folder, &folder);
         copied.map_err(|e| Refusal::Failed(format!("the checkpoint was not copied: {e}")))?;
         let written = self.put_copy(tenant, copy, &source, &path, &folder);
@@ -240,7 +198,7 @@ impl Clerk {
         path: &CheckpointPath,
         folder: &str,
     ) -> Result<(), Refusal> {
-        self.parts.journal.insert_model(&ModelRow {
+        self.parts.journal.put_model(&ModelRow {
             model: path.model.clone(),
             session: copy.session.clone(),
             tenant: tenant.name.clone(),
@@ -267,7 +225,7 @@ impl Clerk {
             folder: folder.to_owned(),
             created_ms: self.now,
             used_ms: self.now,
-            expires_ms: copy.ttl_s.map(|s| self.now + s.saturating_mul(1000)),
+            expires_ms: self.expiry(copy.ttl_s),
             ..source.clone()
         })?;
         Ok(())

@@ -2,7 +2,6 @@
 
 use super::Clerk;
 use crate::desk::journal::CommandRow;
-use crate::desk::schedule::Standing;
 use crate::desk::share::Place;
 use crate::desk::types::{ModelId, QueueState, Refusal, RequestId, SamplerId, Tenant};
 use tokio::sync::oneshot;
@@ -32,8 +31,7 @@ impl Clerk {
 
     /// The reason for which there is no command: its result was dropped, or it never existed.
     fn missing(&self, tenant: &Tenant, request: &RequestId) -> Result<Refusal, Refusal> {
-        let (what, id) = ("result", request.to_string());
-        let gone = match id.rsplit_once(':') {
+        let gone = match request.as_str().rsplit_once(':') {
             Some((owner, seq)) => {
                 let seq = seq.parse::<u64>().ok();
                 let model = self.parts.journal.model(&ModelId::from(owner))?;
@@ -46,19 +44,13 @@ impl Clerk {
             None => false,
         };
         if gone {
-            let why = "results are dropped after their time; send the request again".to_owned();
-            return Ok(Refusal::Gone { what, id, why });
+            let why = "results are dropped after their time; send the request again";
+            return Ok(Refusal::gone("result", request, why));
         }
-        Ok(Refusal::NotFound {
-            what: "request",
-            id,
-        })
+        Ok(Refusal::not_found("request", request))
     }
 
     /// The result of a command. If there is none yet, `bell` rings at its end.
-    ///
-    /// # Errors
-    /// If there is no such command of this tenant, or its result was dropped.
     pub(crate) fn retrieve(
         &mut self,
         tenant: &Tenant,
@@ -84,19 +76,17 @@ impl Clerk {
             let reason = "the server restarts; the command runs after that".to_owned();
             return QueueState::PausedCapacity { reason };
         }
-        let others = || {
-            let reason = "commands of other tenants have their turn".to_owned();
-            QueueState::PausedCapacity { reason }
+        let held_by_others = match &row.model {
+            Some(model) => self.schedule.waits_for_others(model, row.seq),
+            None => {
+                let waits = self.share.place(request) == Place::Waiting;
+                waits && self.share.is_shared(&row.tenant)
+            }
         };
-        match &row.model {
-            Some(model) => match self.schedule.standing(model, row.seq) {
-                Standing::Others => others(),
-                Standing::Runs | Standing::Own | Standing::Gap(_) => QueueState::Active,
-            },
-            None => match self.share.place(request) {
-                Place::Waiting if self.share.is_shared(&row.tenant) => others(),
-                _ => QueueState::Active,
-            },
+        if held_by_others {
+            let reason = "commands of other tenants have their turn".to_owned();
+            return QueueState::PausedCapacity { reason };
         }
+        QueueState::Active
     }
 }

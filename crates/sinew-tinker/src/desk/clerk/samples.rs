@@ -2,6 +2,7 @@
 
 use super::ran::INFLIGHT;
 use super::{Clerk, Effect};
+use crate::Category;
 use crate::desk::codec::{decode, encode};
 use crate::desk::flight_orders::{AdapterSource, SampleTask, Source};
 use crate::desk::journal::{CheckpointRow, ModelRow, SamplerRow};
@@ -14,7 +15,7 @@ use crate::desk::types::{
     CheckpointKind, CheckpointPath, Command, Completions, LoraSpec, Outcome, Refusal, RequestId,
     SamplerId, SamplerInfo, SamplerRef, SessionId, Tenant,
 };
-use crate::{Category, TinkerError};
+use crate::random::seed_of;
 use sinew_types::{AdapterName, PolicyVersion};
 use tokio::sync::oneshot;
 
@@ -26,14 +27,6 @@ const CLIENT_SEQS: u64 = 1_000_000_000;
 const MAX_COMPLETIONS: u64 = 4096;
 /// The reason for which a request has no samples.
 const CANCELLED: &str = "the request was cancelled by its client";
-
-/// The seed of a request without one: a repeated request samples the same.
-fn seed_of(request: &RequestId) -> u64 {
-    let hash = blake3::hash(request.as_str().as_bytes());
-    let mut first = [0; 8];
-    first.copy_from_slice(&hash.as_bytes()[..8]);
-    u64::from_le_bytes(first)
-}
 
 /// The adapter of a checkpoint at the engine. Weights that change have one name; others one for each folder.
 fn adapter(row: &CheckpointRow) -> Result<AdapterSource, Refusal> {
@@ -81,14 +74,10 @@ impl Clerk {
             SamplerRef::Session(id) => {
                 let row = self.own_sampler(tenant, id)?;
                 self.hear(&row.session);
+                let allowed = "a number of its own for each request of a sampling session";
                 let seq = seq
                     .filter(|seq| *seq < LAST)
-                    .ok_or_else(|| Refusal::Invalid {
-                        field: "seq_id".to_owned(),
-                        value: format!("{seq:?}"),
-                        allowed: "a number of its own for each request of a sampling session"
-                            .to_owned(),
-                    })?;
+                    .ok_or_else(|| Refusal::invalid("seq_id", format!("{seq:?}"), allowed))?;
                 let request = RequestId::from(format!("{id}:{seq}"));
                 if self.is_known(tenant, &request, &new.digest)? {
                     return Ok(request);
@@ -122,22 +111,20 @@ impl Clerk {
         if served.sampleable {
             return Ok(());
         }
-        Err(Refusal::Unsupported {
-            what: format!("sampling of {name}"),
-            why: "the server has no engine for it".to_owned(),
-        })
+        let what = format!("sampling of {name}");
+        Err(Refusal::unsupported(
+            what,
+            "the server has no engine for it",
+        ))
     }
 
     /// A checkpoint of a tenant that can be sampled.
     fn sampled_checkpoint(&self, tenant: &Tenant, path: &str) -> Result<CheckpointRow, Refusal> {
         let found = self.own_checkpoint(tenant, path)?;
         if found.path.kind == CheckpointKind::External {
-            return Err(Refusal::Invalid {
-                field: "model_path".to_owned(),
-                value: format!("{path:?}"),
-                allowed: "a checkpoint of save_weights_for_sampler: tinker://MODEL_ID/sampler_weights/NAME"
-                    .to_owned(),
-            });
+            let allowed =
+                "a checkpoint of save_weights_for_sampler: tinker://MODEL_ID/sampler_weights/NAME";
+            return Err(Refusal::invalid("model_path", format!("{path:?}"), allowed));
         }
         self.served(&found.base_model)?;
         self.check_form(found.lora.as_ref())?;
@@ -160,10 +147,7 @@ impl Clerk {
                  and serve the folder elsewhere",
             ),
         };
-        Err(Refusal::Unsupported {
-            what: what.to_owned(),
-            why: why.to_owned(),
-        })
+        Err(Refusal::unsupported(what, why))
     }
 
     /// Refuses to save weights for sampling that could not be sampled.
@@ -175,11 +159,8 @@ impl Clerk {
     /// Checks the number of a sampling session that a command makes.
     pub(super) fn check_sampler(&self, row: &ModelRow, seq: Option<u64>) -> Result<(), Refusal> {
         let Some(seq) = seq else {
-            return Err(Refusal::Invalid {
-                field: "sampling_session_seq_id".to_owned(),
-                value: "none".to_owned(),
-                allowed: "a number, where the weights have no path".to_owned(),
-            });
+            let allowed = "a number, where the weights have no path";
+            return Err(Refusal::invalid("sampling_session_seq_id", "none", allowed));
         };
         let sampler = SamplerId::of(&row.session, seq);
         if self.parts.journal.sampler(&sampler)?.is_some() {
@@ -201,16 +182,15 @@ impl Clerk {
             Some(path) => {
                 let path = CheckpointPath::parse(&path)?;
                 let row = self.parts.journal.checkpoint(&path)?;
-                let row = row.ok_or_else(|| Refusal::Gone {
-                    what: "checkpoint",
-                    id: path.to_string(),
-                    why: "it was deleted".to_owned(),
-                })?;
+                let row =
+                    row.ok_or_else(|| Refusal::gone("checkpoint", &path, "it was deleted"))?;
                 self.parts.journal.used_checkpoint(&path, self.now)?;
                 source(&row)?
             }
         };
-        let seed = input.params.seed.unwrap_or_else(|| seed_of(request));
+        // A repeated request samples the same.
+        let seed = input.params.seed;
+        let seed = seed.unwrap_or_else(|| seed_of(request.as_str()));
         self.effects.push(Effect::Sample(Box::new(SampleTask {
             request: request.clone(),
             source,
@@ -221,9 +201,6 @@ impl Clerk {
     }
 
     /// Writes the end of a request that the engine carried out.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(crate) fn flown(
         &mut self,
         request: &RequestId,
@@ -255,16 +232,12 @@ impl Clerk {
     }
 
     /// Ends a sample request early.
-    ///
-    /// # Errors
-    /// If there is none of this tenant, or the command is of another kind.
     pub(crate) fn cancel(&mut self, tenant: &Tenant, request: &RequestId) -> Result<(), Refusal> {
         let row = self.own_command(tenant, request)?;
         if row.model.is_some() {
-            return Err(Refusal::Unsupported {
-                what: format!("cancelling {request}"),
-                why: "later commands of the model build on it".to_owned(),
-            });
+            let what = format!("cancelling {request}");
+            let why = "later commands of the model build on it";
+            return Err(Refusal::unsupported(what, why));
         }
         if row.done_ms.is_some() {
             return Ok(());
@@ -272,11 +245,7 @@ impl Clerk {
         match self.share.place(request) {
             Place::Flying => self.effects.push(Effect::CancelSample(request.clone())),
             Place::Waiting | Place::Unknown => {
-                let outcome = Outcome::Failed {
-                    category: Category::User,
-                    text: CANCELLED.to_owned(),
-                };
-                self.end_sample(request, &outcome, 0)?;
+                self.end_sample(request, &sample_cancelled(), 0)?;
                 self.share.cancel(request);
             }
         }
@@ -284,9 +253,6 @@ impl Clerk {
     }
 
     /// Makes a sampling session, or finds it.
-    ///
-    /// # Errors
-    /// If its weights do not exist or cannot be sampled, or its number is in use.
     pub(crate) fn create_sampler(
         &mut self,
         tenant: &Tenant,
@@ -303,11 +269,8 @@ impl Clerk {
             (Some(base), _) => base,
             (None, Some(path)) => self.sampled_checkpoint(tenant, path)?.base_model,
             (None, None) => {
-                return Err(Refusal::Invalid {
-                    field: "base_model".to_owned(),
-                    value: "none".to_owned(),
-                    allowed: "base_model, model_path, or both".to_owned(),
-                });
+                let allowed = "base_model, model_path, or both";
+                return Err(Refusal::invalid("base_model", "none", allowed));
             }
         };
         if let Some(known) = known {
@@ -342,16 +305,10 @@ impl Clerk {
     fn own_sampler(&self, tenant: &Tenant, sampler: &SamplerId) -> Result<SamplerRow, Refusal> {
         let row = self.parts.journal.sampler(sampler)?;
         let own = row.filter(|row| row.tenant == tenant.name);
-        own.ok_or_else(|| Refusal::NotFound {
-            what: "sampling session",
-            id: sampler.to_string(),
-        })
+        own.ok_or_else(|| Refusal::not_found("sampling session", sampler))
     }
 
     /// Number for a further client of a sampling session.
-    ///
-    /// # Errors
-    /// If there is none of this tenant.
     pub(crate) fn join_sampler(
         &mut self,
         tenant: &Tenant,
@@ -363,9 +320,6 @@ impl Clerk {
     }
 
     /// A sampling session.
-    ///
-    /// # Errors
-    /// If there is none of this tenant.
     pub(crate) fn sampler(
         &self,
         tenant: &Tenant,
@@ -381,9 +335,6 @@ impl Clerk {
 
     /// Requests of one client of a sampling session that ended after a cursor. Without any, `bell` rings at
     /// the next end.
-    ///
-    /// # Errors
-    /// If there is no such sampling session of this tenant.
     pub(crate) fn completions(
         &mut self,
         tenant: &Tenant,
@@ -409,9 +360,6 @@ impl Clerk {
     }
 
     /// Drops results that a client has.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(crate) fn discard(&mut self, tenant: &Tenant, ids: &[RequestId]) -> Result<(), Refusal> {
         let mut freed = 0;
         for id in ids {
@@ -430,11 +378,6 @@ impl Clerk {
         Ok(())
     }
 
-    /// Whether requests of a checkpoint wait or run.
-    pub(super) fn is_sampled(&self, path: &str) -> Result<bool, Refusal> {
-        Ok(self.parts.journal.is_sampled(path)?)
-    }
-
     /// Fails the sample requests of a session's sampling sessions that wait or run.
     pub(super) fn end_samples(&mut self, session: &SessionId, why: &str) -> Result<(), Refusal> {
         let start = format!("{session}:sample:");
@@ -442,13 +385,10 @@ impl Clerk {
             if row.model.is_some() || !row.request.as_str().starts_with(&start) {
                 continue;
             }
-            let outcome = Outcome::Failed {
-                category: Category::User,
-                text: why.to_owned(),
-            };
             if self.share.place(&row.request) == Place::Flying {
                 self.effects.push(Effect::CancelSample(row.request.clone()));
             }
+            let outcome = Outcome::failed(Category::User, why);
             self.end_sample(&row.request, &outcome, 0)?;
             self.share.cancel(&row.request);
         }
@@ -462,18 +402,7 @@ fn single() -> Result<RequestId, Refusal> {
     Ok(RequestId::from(format!("{SINGLE}:{nonce}")))
 }
 
-/// The outcome of a request that the engine did not carry out.
-pub(crate) fn sample_failure(error: &TinkerError) -> Outcome {
-    Outcome::Failed {
-        category: error.category(),
-        text: error.to_string(),
-    }
-}
-
 /// The outcome of a request that its client gave up.
 pub(crate) fn sample_cancelled() -> Outcome {
-    Outcome::Failed {
-        category: Category::User,
-        text: CANCELLED.to_owned(),
-    }
+    Outcome::failed(Category::User, CANCELLED)
 }

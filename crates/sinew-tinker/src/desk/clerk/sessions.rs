@@ -20,9 +20,6 @@ pub(super) fn bounded(page: Page) -> Page {
 
 impl Clerk {
     /// Makes a session.
-    ///
-    /// # Errors
-    /// If the desk ends, or the journal fails.
     pub(crate) fn create_session(
         &mut self,
         tenant: &Tenant,
@@ -42,9 +39,6 @@ impl Clerk {
     }
 
     /// Notes that the client of a session lives.
-    ///
-    /// # Errors
-    /// If the session is not the tenant's, or has ended.
     pub(crate) fn heartbeat(
         &mut self,
         tenant: &Tenant,
@@ -56,9 +50,6 @@ impl Clerk {
     }
 
     /// Ends a session.
-    ///
-    /// # Errors
-    /// If it is not the tenant's, or the journal fails.
     pub(crate) fn finish_session(
         &mut self,
         tenant: &Tenant,
@@ -99,9 +90,6 @@ impl Clerk {
     }
 
     /// A session.
-    ///
-    /// # Errors
-    /// If it is not the tenant's.
     pub(crate) fn session(
         &self,
         tenant: &Tenant,
@@ -112,9 +100,6 @@ impl Clerk {
     }
 
     /// The sessions of a tenant.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(crate) fn sessions(
         &self,
         tenant: &Tenant,

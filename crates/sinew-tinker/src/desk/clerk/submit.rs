@@ -8,12 +8,10 @@ use crate::desk::schedule::{Item, LAST};
 use crate::desk::types::{
     CheckpointKind, Command, LoraSpec, ModelId, ModelSpec, Refusal, RequestId, SessionId, Tenant,
 };
+use std::fmt;
 
 impl Clerk {
     /// Makes a command durable, or finds that it is.
-    ///
-    /// # Errors
-    /// If it is refused; nothing has changed then.
     pub(crate) fn submit(&mut self, tenant: &Tenant, new: Prepared) -> Result<RequestId, Refusal> {
         let (model, seq) = match &new.command {
             Command::CreateModel { session, seq, spec } => {
@@ -39,11 +37,8 @@ impl Clerk {
             | Command::Refused { model, seq, .. } => (model.clone(), *seq),
         };
         if !(1..LAST).contains(&seq) {
-            return Err(Refusal::Invalid {
-                field: "seq_id".to_owned(),
-                value: seq.to_string(),
-                allowed: "at least 1: the creation of the model has 0".to_owned(),
-            });
+            let allowed = "at least 1: the creation of the model has 0";
+            return Err(Refusal::invalid("seq_id", seq, allowed));
         }
         let request = model_request(&model, seq);
         self.enqueue(tenant, &new, &model, seq, request)
@@ -84,15 +79,11 @@ impl Clerk {
             return Ok(request);
         }
         if let Some(why) = row.ended {
-            let (what, id) = ("model", model.to_string());
-            return Err(Refusal::Gone { what, id, why });
+            return Err(Refusal::gone("model", model, why));
         }
         if seq < row.next {
-            return Err(Refusal::Gone {
-                what: "result",
-                id: request.to_string(),
-                why: "the command ended, and its result was dropped after its time".to_owned(),
-            });
+            let why = "the command ended, and its result was dropped after its time";
+            return Err(Refusal::gone("result", request, why));
         }
         self.admit(tenant, new, None)?;
         self.insert(tenant, new, Some(model), None, seq, &request)?;
@@ -172,7 +163,7 @@ impl Clerk {
         self.check_spec(&spec)?;
         self.meter.admit_model(&tenant.name)?;
         self.admit(tenant, new, None)?;
-        self.parts.journal.insert_model(&ModelRow {
+        self.parts.journal.put_model(&ModelRow {
             model: model.clone(),
             session: session.clone(),
             tenant: tenant.name.clone(),
@@ -227,60 +218,52 @@ impl Clerk {
     fn check_spec(&self, spec: &ModelSpec) -> Result<(), Refusal> {
         let served = self.served(&spec.base_model)?;
         if !served.trainable {
-            return Err(Refusal::Unsupported {
-                what: format!("training of {}", served.name),
-                why: "the server only samples it".to_owned(),
-            });
+            let what = format!("training of {}", served.name);
+            return Err(Refusal::unsupported(what, "the server only samples it"));
         }
         let support = &self.parts.rules.support;
         let Some(lora) = &spec.lora else {
             if support.full {
                 return Ok(());
             }
-            return Err(Refusal::Unsupported {
-                what: "training of all weights".to_owned(),
-                why: "this server's trainer has adapters: send a lora_config".to_owned(),
-            });
+            let why = "this server's trainer has adapters: send a lora_config";
+            return Err(Refusal::unsupported("training of all weights", why));
         };
         match &support.lora {
-            LoraSupport::None => Err(Refusal::Unsupported {
-                what: "lora_config".to_owned(),
-                why: "this server's trainer trains all weights: leave it out".to_owned(),
-            }),
+            LoraSupport::None => Err(Refusal::unsupported(
+                "lora_config",
+                "this server's trainer trains all weights: leave it out",
+            )),
             LoraSupport::Any => check_lora(lora, self.parts.limits.max_rank),
             LoraSupport::Only(only) => check_only(lora, only),
         }
     }
 }
 
-fn invalid(field: &str, value: String, allowed: String) -> Refusal {
-    Refusal::Invalid {
-        field: format!("lora_config.{field}"),
-        value,
-        allowed,
-    }
+fn invalid(field: &str, value: impl fmt::Display, allowed: impl Into<String>) -> Refusal {
+    Refusal::invalid(format!("lora_config.{field}"), value, allowed)
 }
 
 /// Checks adapters of any form.
 fn check_lora(lora: &LoraSpec, max_rank: u32) -> Result<(), Refusal> {
     if !(1..=max_rank).contains(&lora.rank) {
         let allowed = format!("1 to {max_rank}, the server's limits.max_rank");
-        return Err(invalid("rank", lora.rank.to_string(), allowed));
+        return Err(invalid("rank", lora.rank, allowed));
     }
     if !(lora.attn || lora.mlp || lora.unembed) {
-        let allowed = "at least one of train_attn, train_mlp and train_unembed is true".to_owned();
-        return Err(invalid("train_attn", "false".to_owned(), allowed));
+        let allowed = "at least one of train_attn, train_mlp and train_unembed is true";
+        return Err(invalid("train_attn", "false", allowed));
     }
     Ok(())
 }
 
 /// Checks adapters against the only form that the trainer has.
 fn check_only(lora: &LoraSpec, only: &LoraSpec) -> Result<(), Refusal> {
-    let fixed = |value: &dyn std::fmt::Display| {
+    let fixed = |value: &dyn fmt::Display| {
         format!("{value}, as the trainer of this server was started with")
     };
     if lora.rank != only.rank {
-        return Err(invalid("rank", lora.rank.to_string(), fixed(&only.rank)));
+        return Err(invalid("rank", lora.rank, fixed(&only.rank)));
     }
     for (field, sent, has) in [
         ("train_attn", lora.attn, only.attn),
@@ -288,23 +271,20 @@ fn check_only(lora: &LoraSpec, only: &LoraSpec) -> Result<(), Refusal> {
         ("train_unembed", lora.unembed, only.unembed),
     ] {
         if sent != has {
-            return Err(invalid(field, sent.to_string(), fixed(&has)));
+            return Err(invalid(field, sent, fixed(&has)));
         }
     }
     match lora.seed {
         None => Ok(()),
         Some(seed) => {
             let allowed = "left out: all models of this trainer start with the same adapters";
-            Err(invalid("seed", seed.to_string(), allowed.to_owned()))
+            Err(invalid("seed", seed, allowed))
         }
     }
 }
 
 /// The refusal of a checkpoint that has no optimizer state.
 pub(super) fn not_a_state(path: &str) -> Refusal {
-    Refusal::Invalid {
-        field: "path".to_owned(),
-        value: format!("{path:?}"),
-        allowed: "a checkpoint of save_state: tinker://MODEL_ID/weights/NAME".to_owned(),
-    }
+    let allowed = "a checkpoint of save_state: tinker://MODEL_ID/weights/NAME";
+    Refusal::invalid("path", format!("{path:?}"), allowed)
 }

@@ -15,9 +15,6 @@ const TOKEN_DAYS: u64 = 31;
 
 impl Clerk {
     /// The upkeep, if it is due.
-    ///
-    /// # Errors
-    /// If the journal fails.
     pub(super) fn upkeep_if_due(&mut self) -> Result<(), Refusal> {
         if self.now < self.next_upkeep {
             return Ok(());

@@ -79,9 +79,6 @@ impl Hangar {
 
     /// Has the weights of a request ready. `None`: all places are in use, and one becomes free at the end of
     /// another request. [`Hangar::leave`] follows at the end of this one.
-    ///
-    /// # Errors
-    /// If they cannot be read or loaded.
     pub(super) fn board(&mut self, source: &Source) -> Result<Option<Place>, TinkerError> {
         self.uses += 1;
         match source {

@@ -5,7 +5,7 @@ use crate::desk::types::{
     CheckpointInfo, CheckpointKind, CheckpointPath, LoraSpec, Metadata, ModelId, Page,
 };
 use rusqlite::types::Type;
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Row, params};
 
 /// A checkpoint of a client, or one for sampling without a name.
 #[derive(Clone, Debug)]
@@ -65,29 +65,28 @@ fn read(row: &Row<'_>) -> rusqlite::Result<CheckpointRow> {
 impl Journal {
     /// Adds a checkpoint, or replaces the one at its path.
     pub(crate) fn put_checkpoint(&self, row: &CheckpointRow) -> rusqlite::Result<()> {
-        let mut insert = self.connection.prepare_cached(
+        let lora = row.lora.as_ref().map(packed).transpose()?;
+        self.change(
             "INSERT OR REPLACE INTO checkpoints (path, model, tenant, kind, named, folder, bytes, created_ms,
                  used_ms, expires_ms, base_model, lora, metadata, version)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
-        )?;
-        let lora = row.lora.as_ref().map(packed).transpose()?;
-        insert.execute(params![
-            row.path.to_string(),
-            row.path.model.as_str(),
-            row.tenant,
-            row.path.kind.segment(),
-            row.named,
-            row.folder,
-            int(row.bytes),
-            int(row.created_ms),
-            int(row.used_ms),
-            row.expires_ms.map(int),
-            row.base_model,
-            lora,
-            packed(&row.metadata)?,
-            int(row.version)
-        ])?;
-        Ok(())
+            params![
+                row.path.to_string(),
+                row.path.model.as_str(),
+                row.tenant,
+                row.path.kind.segment(),
+                row.named,
+                row.folder,
+                int(row.bytes),
+                int(row.created_ms),
+                int(row.used_ms),
+                row.expires_ms.map(int),
+                row.base_model,
+                lora,
+                packed(&row.metadata)?,
+                int(row.version)
+            ],
+        )
     }
 
     /// A checkpoint by its path.
@@ -95,19 +94,14 @@ impl Journal {
         &self,
         path: &CheckpointPath,
     ) -> rusqlite::Result<Option<CheckpointRow>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT * FROM checkpoints WHERE path = ?1")?;
-        query.query_row([path.to_string()], read).optional()
+        let sql = "SELECT * FROM checkpoints WHERE path = ?1";
+        self.row(sql, [path.to_string()], read)
     }
 
     /// Deletes the row of a checkpoint.
     pub(crate) fn delete_checkpoint(&self, path: &CheckpointPath) -> rusqlite::Result<()> {
-        let mut delete = self
-            .connection
-            .prepare_cached("DELETE FROM checkpoints WHERE path = ?1")?;
-        delete.execute([path.to_string()])?;
-        Ok(())
+        let sql = "DELETE FROM checkpoints WHERE path = ?1";
+        self.change(sql, [path.to_string()])
     }
 
     /// Checkpoints with names of a tenant, or of one of its models, newest first, and their number.
@@ -118,19 +112,18 @@ impl Journal {
         page: Page,
     ) -> rusqlite::Result<(Vec<CheckpointRow>, u64)> {
         let model = model.map(ModelId::as_str);
-        let mut query = self.connection.prepare_cached(
+        let rows = self.rows(
             "SELECT * FROM checkpoints WHERE tenant = ?1 AND named = 1 AND (?2 IS NULL OR model = ?2)
              ORDER BY created_ms DESC, path LIMIT ?3 OFFSET ?4",
+            params![tenant, model, int(page.limit), int(page.offset)],
+            read,
         )?;
-        let bounds = params![tenant, model, int(page.limit), int(page.offset)];
-        let rows = query.query_map(bounds, read)?;
-        let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-        let mut total = self.connection.prepare_cached(
+        let total = self.number(
             "SELECT COUNT(*) FROM checkpoints
              WHERE tenant = ?1 AND named = 1 AND (?2 IS NULL OR model = ?2)",
+            params![tenant, model],
         )?;
-        let total: i64 = total.query_row(params![tenant, model], |row| row.get(0))?;
-        Ok((rows, total.max(0) as u64))
+        Ok((rows, total))
     }
 
     /// The newest checkpoint with a name of a model and kind.
@@ -139,31 +132,25 @@ impl Journal {
         model: &ModelId,
         kind: CheckpointKind,
     ) -> rusqlite::Result<Option<CheckpointRow>> {
-        let mut query = self.connection.prepare_cached(
+        self.row(
             "SELECT * FROM checkpoints WHERE model = ?1 AND kind = ?2 AND named = 1
              ORDER BY created_ms DESC, path DESC LIMIT 1",
-        )?;
-        query
-            .query_row([model.as_str(), kind.segment()], read)
-            .optional()
+            [model.as_str(), kind.segment()],
+            read,
+        )
     }
 
     /// Checkpoints of a model without names, the one used longest ago first.
     pub(crate) fn snapshots(&self, model: &ModelId) -> rusqlite::Result<Vec<CheckpointRow>> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT * FROM checkpoints WHERE model = ?1 AND named = 0 ORDER BY used_ms, version",
-        )?;
-        let rows = query.query_map([model.as_str()], read)?;
-        rows.collect()
+        let sql =
+            "SELECT * FROM checkpoints WHERE model = ?1 AND named = 0 ORDER BY used_ms, version";
+        self.rows(sql, [model.as_str()], read)
     }
 
     /// Checkpoints whose time is over.
     pub(crate) fn expired_checkpoints(&self, now_ms: u64) -> rusqlite::Result<Vec<CheckpointRow>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT * FROM checkpoints WHERE expires_ms <= ?1 LIMIT 256")?;
-        let rows = query.query_map([int(now_ms)], read)?;
-        rows.collect()
+        let sql = "SELECT * FROM checkpoints WHERE expires_ms <= ?1 LIMIT 256";
+        self.rows(sql, [int(now_ms)], read)
     }
 
     /// Has a checkpoint deleted at a time.
@@ -172,11 +159,8 @@ impl Journal {
         path: &CheckpointPath,
         expires_ms: Option<u64>,
     ) -> rusqlite::Result<()> {
-        let mut update = self
-            .connection
-            .prepare_cached("UPDATE checkpoints SET expires_ms = ?2 WHERE path = ?1")?;
-        update.execute(params![path.to_string(), expires_ms.map(int)])?;
-        Ok(())
+        let sql = "UPDATE checkpoints SET expires_ms = ?2 WHERE path = ?1";
+        self.change(sql, params![path.to_string(), expires_ms.map(int)])
     }
 
     /// Notes that a checkpoint is sampled.
@@ -185,11 +169,8 @@ impl Journal {
         path: &CheckpointPath,
         now_ms: u64,
     ) -> rusqlite::Result<()> {
-        let mut update = self
-            .connection
-            .prepare_cached("UPDATE checkpoints SET used_ms = ?2 WHERE path = ?1")?;
-        update.execute(params![path.to_string(), int(now_ms)])?;
-        Ok(())
+        let sql = "UPDATE checkpoints SET used_ms = ?2 WHERE path = ?1";
+        self.change(sql, params![path.to_string(), int(now_ms)])
     }
 
     /// Number and bytes of a tenant's checkpoints with names.
@@ -203,19 +184,11 @@ impl Journal {
 
     /// Bytes of all checkpoints.
     pub(crate) fn checkpoint_bytes(&self) -> rusqlite::Result<u64> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT COALESCE(SUM(bytes), 0) FROM checkpoints")?;
-        let bytes: i64 = query.query_row([], |row| row.get(0))?;
-        Ok(bytes.max(0) as u64)
+        self.number("SELECT COALESCE(SUM(bytes), 0) FROM checkpoints", [])
     }
 
     /// Folders of all checkpoints.
     pub(crate) fn checkpoint_folders(&self) -> rusqlite::Result<Vec<String>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT folder FROM checkpoints")?;
-        let rows = query.query_map([], |row| row.get(0))?;
-        rows.collect()
+        self.rows("SELECT folder FROM checkpoints", [], |row| row.get(0))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Journal, count, int, maybe_count};
 use crate::desk::types::{Completion, ModelId, RequestId, SamplerId};
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Row, params};
 use std::ops::RangeInclusive;
 
 /// A command that arrives.
@@ -92,34 +92,31 @@ pub(crate) struct TenantUse {
 impl Journal {
     /// Adds a command.
     pub(crate) fn insert_command(&self, new: &NewCommand) -> rusqlite::Result<()> {
-        let mut insert = self.connection.prepare_cached(
+        self.change(
             "INSERT INTO commands
                  (request, tenant, model, source, seq, kind, digest, cost, payload, bytes, submitted_ms)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
-        )?;
-        insert.execute(params![
-            new.request.as_str(),
-            new.tenant,
-            new.model.as_ref().map(ModelId::as_str),
-            new.source,
-            int(new.seq),
-            new.kind,
-            &new.digest[..],
-            int(new.cost),
-            new.payload,
-            int(new.payload.len() as u64),
-            int(new.submitted_ms)
-        ])?;
-        Ok(())
+            params![
+                new.request.as_str(),
+                new.tenant,
+                new.model.as_ref().map(ModelId::as_str),
+                new.source,
+                int(new.seq),
+                new.kind,
+                &new.digest[..],
+                int(new.cost),
+                new.payload,
+                int(new.payload.len() as u64),
+                int(new.submitted_ms)
+            ],
+        )
     }
 
     /// A command by its id.
     pub(crate) fn command(&self, id: &RequestId) -> rusqlite::Result<Option<CommandRow>> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT tenant, model, seq, kind, digest, cost, bytes, done_ms FROM commands
-             WHERE request = ?1",
-        )?;
-        let read = |row: &Row<'_>| {
+        let sql = "SELECT tenant, model, seq, kind, digest, cost, bytes, done_ms FROM commands
+             WHERE request = ?1";
+        self.row(sql, [id.as_str()], |row| {
             Ok(CommandRow {
                 tenant: row.get("tenant")?,
                 model: model(row)?,
@@ -130,29 +127,20 @@ impl Journal {
                 bytes: count(row, "bytes")?,
                 done_ms: maybe_count(row, "done_ms")?,
             })
-        };
-        query.query_row([id.as_str()], read).optional()
+        })
     }
 
     /// The payload of a command, if it is still needed.
     pub(crate) fn payload(&self, id: &RequestId) -> rusqlite::Result<Option<Vec<u8>>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT payload FROM commands WHERE request = ?1")?;
-        let found: Option<Option<Vec<u8>>> = query
-            .query_row([id.as_str()], |row| row.get(0))
-            .optional()?;
+        let sql = "SELECT payload FROM commands WHERE request = ?1";
+        let found: Option<Option<_>> = self.row(sql, [id.as_str()], |row| row.get(0))?;
         Ok(found.flatten())
     }
 
     /// The result of a command that ended.
     pub(crate) fn result(&self, id: &RequestId) -> rusqlite::Result<Option<Vec<u8>>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT result FROM commands WHERE request = ?1")?;
-        let found: Option<Option<Vec<u8>>> = query
-            .query_row([id.as_str()], |row| row.get(0))
-            .optional()?;
+        let sql = "SELECT result FROM commands WHERE request = ?1";
+        let found: Option<Option<_>> = self.row(sql, [id.as_str()], |row| row.get(0))?;
         Ok(found.flatten())
     }
 
@@ -162,30 +150,25 @@ impl Journal {
         id: &RequestId,
         end: &CommandEnd<'_>,
     ) -> rusqlite::Result<()> {
-        let mut update = self.connection.prepare_cached(
+        self.change(
             "UPDATE commands SET done_ms = ?2, ended = ?3, failed = ?4, result = ?5, replay = ?6,
                  payload = CASE WHEN ?6 THEN payload ELSE NULL END,
                  bytes = CASE WHEN ?6 THEN COALESCE(LENGTH(payload), 0) ELSE 0 END + LENGTH(?5)
              WHERE request = ?1",
-        )?;
-        update.execute(params![
-            id.as_str(),
-            int(end.now_ms),
-            int(end.ended),
-            end.failed,
-            end.result,
-            end.replay
-        ])?;
-        Ok(())
+            params![
+                id.as_str(),
+                int(end.now_ms),
+                int(end.ended),
+                end.failed,
+                end.result,
+                end.replay
+            ],
+        )
     }
 
     /// The largest number of an end.
     pub(crate) fn last_end(&self) -> rusqlite::Result<u64> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT COALESCE(MAX(ended), 0) FROM commands")?;
-        let last: i64 = query.query_row([], |row| row.get(0))?;
-        Ok(last.max(0) as u64)
+        self.number("SELECT COALESCE(MAX(ended), 0) FROM commands", [])
     }
 
     /// Sample requests of a sampling session that ended after the end numbered `after`, whose seq is in a
@@ -199,12 +182,10 @@ impl Journal {
     ) -> rusqlite::Result<Vec<(Completion, u64)>> {
         // All ids of the session's requests lie between these two texts.
         let (from, to) = (format!("{sampler}:"), format!("{sampler};"));
-        let mut query = self.connection.prepare_cached(
-            "SELECT request, failed, ended FROM commands
+        let sql = "SELECT request, failed, ended FROM commands
              WHERE request > ?1 AND request < ?2 AND model IS NULL AND done_ms IS NOT NULL
                  AND seq BETWEEN ?3 AND ?4 AND ended > ?5
-             ORDER BY ended LIMIT ?6",
-        )?;
+             ORDER BY ended LIMIT ?6";
         let bounds = params![
             from,
             to,
@@ -213,44 +194,37 @@ impl Journal {
             int(after),
             int(most)
         ];
-        let rows = query.query_map(bounds, |row| {
+        self.rows(sql, bounds, |row| {
             let completion = Completion {
                 request: request(row)?,
                 failed: row.get("failed")?,
             };
             Ok((completion, count(row, "ended")?))
-        })?;
-        rows.collect()
+        })
     }
 
     /// Deletes the result of a sample request that its client has. Returns the bytes that it had.
     pub(crate) fn discard(&self, tenant: &str, id: &RequestId) -> rusqlite::Result<u64> {
-        let mut delete = self.connection.prepare_cached(
-            "DELETE FROM commands
+        let sql = "DELETE FROM commands
              WHERE request = ?1 AND tenant = ?2 AND model IS NULL AND done_ms IS NOT NULL
-             RETURNING bytes",
-        )?;
-        let bytes = delete.query_row([id.as_str(), tenant], |row| count(row, "bytes"));
-        Ok(bytes.optional()?.unwrap_or(0))
+             RETURNING bytes";
+        let bytes = self.row(sql, [id.as_str(), tenant], |row| count(row, "bytes"))?;
+        Ok(bytes.unwrap_or(0))
     }
 
     /// Drops the payloads of commands of a model below `seq`, which a live checkpoint covers.
     pub(crate) fn drop_covered(&self, model: &ModelId, below: u64) -> rusqlite::Result<()> {
-        let mut update = self.connection.prepare_cached(
+        let sql =
             "UPDATE commands SET payload = NULL, replay = 0, bytes = COALESCE(LENGTH(result), 0)
-             WHERE model = ?1 AND seq < ?2 AND replay = 1",
-        )?;
-        update.execute(params![model.as_str(), int(below)])?;
-        Ok(())
+             WHERE model = ?1 AND seq < ?2 AND replay = 1";
+        self.change(sql, params![model.as_str(), int(below)])
     }
 
     /// All commands that wait, in the order of their arrival.
     pub(crate) fn waiting(&self) -> rusqlite::Result<Vec<WaitingRow>> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT request, tenant, model, seq, kind, cost FROM commands
-             WHERE done_ms IS NULL ORDER BY place",
-        )?;
-        let rows = query.query_map([], |row| {
+        let sql = "SELECT request, tenant, model, seq, kind, cost FROM commands
+             WHERE done_ms IS NULL ORDER BY place";
+        self.rows(sql, [], |row| {
             Ok(WaitingRow {
                 request: request(row)?,
                 tenant: row.get("tenant")?,
@@ -259,50 +233,38 @@ impl Journal {
                 kind: row.get("kind")?,
                 cost: count(row, "cost")?,
             })
-        })?;
-        rows.collect()
+        })
     }
 
     /// Checkpoint of a sample request; `None`: the base model.
     pub(crate) fn source(&self, id: &RequestId) -> rusqlite::Result<Option<String>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT source FROM commands WHERE request = ?1")?;
-        let found: Option<Option<String>> = query
-            .query_row([id.as_str()], |row| row.get(0))
-            .optional()?;
+        let sql = "SELECT source FROM commands WHERE request = ?1";
+        let found: Option<Option<_>> = self.row(sql, [id.as_str()], |row| row.get(0))?;
         Ok(found.flatten())
     }
 
     /// Whether a sample request of a checkpoint waits or runs.
     pub(crate) fn is_sampled(&self, path: &str) -> rusqlite::Result<bool> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT 1 FROM commands WHERE done_ms IS NULL AND source = ?1 LIMIT 1",
-        )?;
-        query.exists([path])
+        let sql = "SELECT EXISTS (SELECT 1 FROM commands WHERE done_ms IS NULL AND source = ?1)";
+        Ok(self.number(sql, [path])? == 1)
     }
 
     /// Commands of a model that no live checkpoint covers, in order.
     pub(crate) fn replay(&self, model: &ModelId) -> rusqlite::Result<Vec<ReplayRow>> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT request, cost FROM commands WHERE model = ?1 AND replay = 1 ORDER BY seq",
-        )?;
-        let rows = query.query_map([model.as_str()], |row| {
+        let sql = "SELECT request, cost FROM commands WHERE model = ?1 AND replay = 1 ORDER BY seq";
+        self.rows(sql, [model.as_str()], |row| {
             Ok(ReplayRow {
                 request: request(row)?,
                 cost: count(row, "cost")?,
             })
-        })?;
-        rows.collect()
+        })
     }
 
     /// Notes when results were retrieved.
     pub(crate) fn retrieved(&self, id: &RequestId, now_ms: u64) -> rusqlite::Result<()> {
-        let mut update = self.connection.prepare_cached(
-            "UPDATE commands SET retrieved_ms = ?2 WHERE request = ?1 AND done_ms IS NOT NULL",
-        )?;
-        update.execute(params![id.as_str(), int(now_ms)])?;
-        Ok(())
+        let sql =
+            "UPDATE commands SET retrieved_ms = ?2 WHERE request = ?1 AND done_ms IS NOT NULL";
+        self.change(sql, params![id.as_str(), int(now_ms)])
     }
 
     /// Deletes ended commands whose results are older than the limits: of those that were retrieved, and of
@@ -312,18 +274,14 @@ impl Journal {
         retrieved_before_ms: u64,
         done_before_ms: u64,
         most: u64,
-    ) -> rusqlite::Result<usize> {
-        let mut delete = self.connection.prepare_cached(
+    ) -> rusqlite::Result<()> {
+        self.change(
             "DELETE FROM commands WHERE place IN (
                  SELECT place FROM commands WHERE done_ms IS NOT NULL AND replay = 0
                      AND (done_ms < ?2 OR retrieved_ms < ?1)
                  ORDER BY done_ms LIMIT ?3)",
-        )?;
-        delete.execute(params![
-            int(retrieved_before_ms),
-            int(done_before_ms),
-            int(most)
-        ])
+            [int(retrieved_before_ms), int(done_before_ms), int(most)],
+        )
     }
 
     /// Deletes the results that were retrieved longest ago, at most `most`. Returns their number.
@@ -339,61 +297,45 @@ impl Journal {
 
     /// Bytes of commands that ended.
     pub(crate) fn result_bytes(&self) -> rusqlite::Result<u64> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT COALESCE(SUM(bytes), 0) FROM commands WHERE done_ms IS NOT NULL",
-        )?;
-        let bytes: i64 = query.query_row([], |row| row.get(0))?;
-        Ok(bytes.max(0) as u64)
+        let sql = "SELECT COALESCE(SUM(bytes), 0) FROM commands WHERE done_ms IS NOT NULL";
+        self.number(sql, [])
     }
 
     /// Commands of each tenant in the journal.
     pub(crate) fn tenant_uses(&self) -> rusqlite::Result<Vec<(String, TenantUse)>> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT tenant,
+        let sql = "SELECT tenant,
                  COALESCE(SUM(done_ms IS NULL AND model IS NOT NULL), 0) AS queued,
                  COALESCE(SUM(CASE WHEN done_ms IS NULL AND model IS NULL THEN cost ELSE 0 END), 0)
                      AS sequences,
                  COALESCE(SUM(bytes), 0) AS bytes
-             FROM commands GROUP BY tenant",
-        )?;
-        let rows = query.query_map([], |row| {
+             FROM commands GROUP BY tenant";
+        self.rows(sql, [], |row| {
             let usage = TenantUse {
                 queued: count(row, "queued")?,
                 sequences: count(row, "sequences")?,
                 bytes: count(row, "bytes")?,
             };
-            Ok((row.get::<_, String>("tenant")?, usage))
-        })?;
-        rows.collect()
+            Ok((row.get("tenant")?, usage))
+        })
     }
 
     /// Adds tokens to a tenant's day, counted since 1970 (UTC).
     pub(crate) fn add_tokens(&self, tenant: &str, day: u64, tokens: u64) -> rusqlite::Result<()> {
-        let mut add = self.connection.prepare_cached(
-            "INSERT INTO tokens (tenant, day, tokens) VALUES (?1, ?2, ?3)
-             ON CONFLICT (tenant, day) DO UPDATE SET tokens = tokens + excluded.tokens",
-        )?;
-        add.execute(params![tenant, int(day), int(tokens)])?;
-        Ok(())
+        let sql = "INSERT INTO tokens (tenant, day, tokens) VALUES (?1, ?2, ?3)
+             ON CONFLICT (tenant, day) DO UPDATE SET tokens = tokens + excluded.tokens";
+        self.change(sql, params![tenant, int(day), int(tokens)])
     }
 
     /// Tokens of each tenant on a day.
     pub(crate) fn tokens(&self, day: u64) -> rusqlite::Result<Vec<(String, u64)>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT tenant, tokens FROM tokens WHERE day = ?1")?;
-        let rows = query.query_map([int(day)], |row| {
-            Ok((row.get::<_, String>("tenant")?, count(row, "tokens")?))
-        })?;
-        rows.collect()
+        let sql = "SELECT tenant, tokens FROM tokens WHERE day = ?1";
+        self.rows(sql, [int(day)], |row| {
+            Ok((row.get("tenant")?, count(row, "tokens")?))
+        })
     }
 
     /// Forgets the tokens of days before `day`.
     pub(crate) fn forget_tokens(&self, before: u64) -> rusqlite::Result<()> {
-        let mut delete = self
-            .connection
-            .prepare_cached("DELETE FROM tokens WHERE day < ?1")?;
-        delete.execute([int(before)])?;
-        Ok(())
+        self.change("DELETE FROM tokens WHERE day < ?1", [int(before)])
     }
 }

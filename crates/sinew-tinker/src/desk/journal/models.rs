@@ -2,7 +2,7 @@
 
 use super::{Journal, count, int, packed, unpacked};
 use crate::desk::types::{ModelId, ModelSpec, Page, SessionId};
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Row, params};
 
 /// A model.
 #[derive(Clone, Debug)]
@@ -49,62 +49,36 @@ fn read(row: &Row<'_>) -> rusqlite::Result<ModelRow> {
 }
 
 impl Journal {
-    /// Adds a model.
-    pub(crate) fn insert_model(&self, row: &ModelRow) -> rusqlite::Result<()> {
-        let mut insert = self.connection.prepare_cached(
-            "INSERT INTO models (model, session, tenant, created_ms, last_ms, spec, next, covered, steps,
-                                 saves, live, live_bytes, save_bytes, ended, corrupted)
+    /// Adds a model, or replaces the row that it has.
+    pub(crate) fn put_model(&self, row: &ModelRow) -> rusqlite::Result<()> {
+        self.change(
+            "INSERT OR REPLACE INTO models (model, session, tenant, created_ms, last_ms, spec, next, covered,
+                 steps, saves, live, live_bytes, save_bytes, ended, corrupted)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
-        )?;
-        insert.execute(params![
-            row.model.as_str(),
-            row.session.as_str(),
-            row.tenant,
-            int(row.created_ms),
-            int(row.last_ms),
-            packed(&row.spec)?,
-            int(row.next),
-            int(row.covered),
-            int(row.steps),
-            int(row.saves),
-            row.live,
-            int(row.live_bytes),
-            int(row.save_bytes),
-            row.ended,
-            row.corrupted
-        ])?;
-        Ok(())
-    }
-
-    /// Replaces what changes of a model: everything but its origin.
-    pub(crate) fn update_model(&self, row: &ModelRow) -> rusqlite::Result<()> {
-        let mut update = self.connection.prepare_cached(
-            "UPDATE models SET last_ms = ?2, next = ?3, covered = ?4, steps = ?5, saves = ?6, live = ?7,
-                               live_bytes = ?8, save_bytes = ?9, ended = ?10, corrupted = ?11
-             WHERE model = ?1",
-        )?;
-        update.execute(params![
-            row.model.as_str(),
-            int(row.last_ms),
-            int(row.next),
-            int(row.covered),
-            int(row.steps),
-            int(row.saves),
-            row.live,
-            int(row.live_bytes),
-            int(row.save_bytes),
-            row.ended,
-            row.corrupted
-        ])?;
-        Ok(())
+            params![
+                row.model.as_str(),
+                row.session.as_str(),
+                row.tenant,
+                int(row.created_ms),
+                int(row.last_ms),
+                packed(&row.spec)?,
+                int(row.next),
+                int(row.covered),
+                int(row.steps),
+                int(row.saves),
+                row.live,
+                int(row.live_bytes),
+                int(row.save_bytes),
+                row.ended,
+                row.corrupted
+            ],
+        )
     }
 
     /// A model by its id.
     pub(crate) fn model(&self, model: &ModelId) -> rusqlite::Result<Option<ModelRow>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT * FROM models WHERE model = ?1")?;
-        query.query_row([model.as_str()], read).optional()
+        let sql = "SELECT * FROM models WHERE model = ?1";
+        self.row(sql, [model.as_str()], read)
     }
 
     /// Models of a tenant, newest first, and their number.
@@ -113,52 +87,36 @@ impl Journal {
         tenant: &str,
         page: Page,
     ) -> rusqlite::Result<(Vec<ModelRow>, u64)> {
-        let mut query = self.connection.prepare_cached(
+        let rows = self.rows(
             "SELECT * FROM models WHERE tenant = ?1
              ORDER BY created_ms DESC, model LIMIT ?2 OFFSET ?3",
+            params![tenant, int(page.limit), int(page.offset)],
+            read,
         )?;
-        let rows = query.query_map(params![tenant, int(page.limit), int(page.offset)], read)?;
-        let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-        let mut total = self
-            .connection
-            .prepare_cached("SELECT COUNT(*) FROM models WHERE tenant = ?1")?;
-        let total: i64 = total.query_row([tenant], |row| row.get(0))?;
-        Ok((rows, total.max(0) as u64))
+        let total = self.number("SELECT COUNT(*) FROM models WHERE tenant = ?1", [tenant])?;
+        Ok((rows, total))
     }
 
     /// Models that take commands.
     pub(crate) fn open_models(&self) -> rusqlite::Result<Vec<ModelRow>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT * FROM models WHERE ended IS NULL")?;
-        let rows = query.query_map([], read)?;
-        rows.collect()
+        self.rows("SELECT * FROM models WHERE ended IS NULL", [], read)
     }
 
     /// Models of a session, in the order in which they were made.
     pub(crate) fn session_models(&self, session: &SessionId) -> rusqlite::Result<Vec<ModelRow>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT * FROM models WHERE session = ?1 ORDER BY created_ms, model")?;
-        let rows = query.query_map([session.as_str()], read)?;
-        rows.collect()
+        let sql = "SELECT * FROM models WHERE session = ?1 ORDER BY created_ms, model";
+        self.rows(sql, [session.as_str()], read)
     }
 
     /// Bytes of all live checkpoints.
     pub(crate) fn live_bytes(&self) -> rusqlite::Result<u64> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT COALESCE(SUM(live_bytes), 0) FROM models WHERE live IS NOT NULL",
-        )?;
-        let bytes: i64 = query.query_row([], |row| row.get(0))?;
-        Ok(bytes.max(0) as u64)
+        let sql = "SELECT COALESCE(SUM(live_bytes), 0) FROM models WHERE live IS NOT NULL";
+        self.number(sql, [])
     }
 
     /// Folders of all live checkpoints.
     pub(crate) fn live_folders(&self) -> rusqlite::Result<Vec<String>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT live FROM models WHERE live IS NOT NULL")?;
-        let rows = query.query_map([], |row| row.get(0))?;
-        rows.collect()
+        let sql = "SELECT live FROM models WHERE live IS NOT NULL";
+        self.rows(sql, [], |row| row.get(0))
     }
 }

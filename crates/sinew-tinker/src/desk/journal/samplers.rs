@@ -2,7 +2,7 @@
 
 use super::{Journal, count, int};
 use crate::desk::types::{SamplerId, SessionId};
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Row, params};
 
 /// A sampling session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,28 +33,25 @@ fn read(row: &Row<'_>) -> rusqlite::Result<SamplerRow> {
 impl Journal {
     /// Adds a sampling session.
     pub(crate) fn insert_sampler(&self, row: &SamplerRow) -> rusqlite::Result<()> {
-        let mut insert = self.connection.prepare_cached(
+        self.change(
             "INSERT INTO samplers (sampler, session, tenant, created_ms, base_model, path, clients)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-        )?;
-        insert.execute(params![
-            row.sampler.as_str(),
-            row.session.as_str(),
-            row.tenant,
-            int(row.created_ms),
-            row.base_model,
-            row.path,
-            int(row.clients)
-        ])?;
-        Ok(())
+            params![
+                row.sampler.as_str(),
+                row.session.as_str(),
+                row.tenant,
+                int(row.created_ms),
+                row.base_model,
+                row.path,
+                int(row.clients)
+            ],
+        )
     }
 
     /// A sampling session by its id.
     pub(crate) fn sampler(&self, sampler: &SamplerId) -> rusqlite::Result<Option<SamplerRow>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT * FROM samplers WHERE sampler = ?1")?;
-        query.query_row([sampler.as_str()], read).optional()
+        let sql = "SELECT * FROM samplers WHERE sampler = ?1";
+        self.row(sql, [sampler.as_str()], read)
     }
 
     /// Sampling sessions of a session, in the order in which they were made.
@@ -62,18 +59,13 @@ impl Journal {
         &self,
         session: &SessionId,
     ) -> rusqlite::Result<Vec<SamplerRow>> {
-        let mut query = self.connection.prepare_cached(
-            "SELECT * FROM samplers WHERE session = ?1 ORDER BY created_ms, sampler",
-        )?;
-        let rows = query.query_map([session.as_str()], read)?;
-        rows.collect()
+        let sql = "SELECT * FROM samplers WHERE session = ?1 ORDER BY created_ms, sampler";
+        self.rows(sql, [session.as_str()], read)
     }
 
     /// Notes a further client, and returns its number, from 1.
     pub(crate) fn join_sampler(&self, sampler: &SamplerId) -> rusqlite::Result<u64> {
-        let mut update = self.connection.prepare_cached(
-            "UPDATE samplers SET clients = clients + 1 WHERE sampler = ?1 RETURNING clients",
-        )?;
-        update.query_row([sampler.as_str()], |row| count(row, "clients"))
+        let sql = "UPDATE samplers SET clients = clients + 1 WHERE sampler = ?1 RETURNING clients";
+        self.number(sql, [sampler.as_str()])
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Journal, count, int, maybe_unpacked, packed, unpacked};
 use crate::desk::types::{FinishReason, NewSession, Page, SessionId};
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Row, params};
 use serde::{Deserialize, Serialize};
 
 /// The end of a session.
@@ -37,24 +37,21 @@ fn read(row: &Row<'_>) -> rusqlite::Result<SessionRow> {
 impl Journal {
     /// Adds a session.
     pub(crate) fn insert_session(&self, row: &SessionRow) -> rusqlite::Result<()> {
-        let mut insert = self.connection.prepare_cached(
+        self.change(
             "INSERT INTO sessions (session, tenant, created_ms, about) VALUES (?1, ?2, ?3, ?4)",
-        )?;
-        insert.execute(params![
-            row.session.as_str(),
-            row.tenant,
-            int(row.created_ms),
-            packed(&row.about)?
-        ])?;
-        Ok(())
+            params![
+                row.session.as_str(),
+                row.tenant,
+                int(row.created_ms),
+                packed(&row.about)?
+            ],
+        )
     }
 
     /// A session by its id.
     pub(crate) fn session(&self, session: &SessionId) -> rusqlite::Result<Option<SessionRow>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT * FROM sessions WHERE session = ?1")?;
-        query.query_row([session.as_str()], read).optional()
+        let sql = "SELECT * FROM sessions WHERE session = ?1";
+        self.row(sql, [session.as_str()], read)
     }
 
     /// Sessions of a tenant, newest first, and their number.
@@ -63,26 +60,20 @@ impl Journal {
         tenant: &str,
         page: Page,
     ) -> rusqlite::Result<(Vec<SessionRow>, u64)> {
-        let mut query = self.connection.prepare_cached(
+        let rows = self.rows(
             "SELECT * FROM sessions WHERE tenant = ?1
              ORDER BY created_ms DESC, session LIMIT ?2 OFFSET ?3",
+            params![tenant, int(page.limit), int(page.offset)],
+            read,
         )?;
-        let rows = query.query_map(params![tenant, int(page.limit), int(page.offset)], read)?;
-        let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-        let mut total = self
-            .connection
-            .prepare_cached("SELECT COUNT(*) FROM sessions WHERE tenant = ?1")?;
-        let total: i64 = total.query_row([tenant], |row| row.get(0))?;
-        Ok((rows, total.max(0) as u64))
+        let total = self.number("SELECT COUNT(*) FROM sessions WHERE tenant = ?1", [tenant])?;
+        Ok((rows, total))
     }
 
     /// Sessions that take commands.
     pub(crate) fn open_sessions(&self) -> rusqlite::Result<Vec<SessionId>> {
-        let mut query = self
-            .connection
-            .prepare_cached("SELECT session FROM sessions WHERE finish IS NULL")?;
-        let rows = query.query_map([], |row| row.get::<_, String>(0))?;
-        rows.map(|row| row.map(SessionId::from)).collect()
+        let sql = "SELECT session FROM sessions WHERE finish IS NULL";
+        self.rows(sql, [], |row| row.get::<_, String>(0).map(SessionId::from))
     }
 
     /// Ends a session.
@@ -91,11 +82,8 @@ impl Journal {
         session: &SessionId,
         finish: &FinishRow,
     ) -> rusqlite::Result<()> {
-        let mut update = self.connection.prepare_cached(
-            "UPDATE sessions SET finish = ?2 WHERE session = ?1 AND finish IS NULL",
-        )?;
-        update.execute(params![session.as_str(), packed(finish)?])?;
-        Ok(())
+        let sql = "UPDATE sessions SET finish = ?2 WHERE session = ?1 AND finish IS NULL";
+        self.change(sql, params![session.as_str(), packed(finish)?])
     }
 
     /// Checkpoints with names of a session's models, and their bytes.

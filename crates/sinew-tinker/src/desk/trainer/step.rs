@@ -92,9 +92,6 @@ impl Trainer {
 }
 
 /// An update as the optimizer takes it.
-///
-/// # Errors
-/// If a number is out of its range.
 fn update(adam: &AdamParams) -> Result<Update, TinkerError> {
     let number = |field: &str, value: f64, allowed: &str, holds: bool| {
         let narrow = value as f32;
