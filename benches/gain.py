@@ -25,21 +25,16 @@ import sys
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-#: Recipes of a domain: a chain whose first stage imitates and whose last one learns, or one recipe for each.
-WORLD = {"rl": {"train.steps": 60, "train.learning_rate": 1e-5}, "all": {"eval.episodes_per_task": 2}}
+#: Recipes of a domain: a chain whose first stage imitates and whose last one learns, one recipe for each, or one without imitation.
 DOMAINS = {
-    "harbor": {"recipes": ["recipes/harbor-sft.toml", "recipes/harbor-rl.toml"]},
-    "arithmetic": {"recipes": ["recipes/chain-smollm2.toml"], **WORLD},
-    "order": {"recipes": ["recipes/worlds/order.toml"], **WORLD},
-    "verify": {"recipes": ["recipes/worlds/verify.toml"], **WORLD},
-    "bargain": {"recipes": ["recipes/worlds/bargain.toml"], **WORLD},
-    "tabletop": {"recipes": ["recipes/worlds/physics.toml"], **WORLD},
-    "phone": {"recipes": ["recipes/worlds/phone.toml"], **WORLD},
-    "household": {"recipes": ["recipes/worlds/household.toml"], **WORLD},
-    "graph": {"recipes": ["recipes/worlds/graph.toml"], **WORLD},
+    "harbor": ["recipes/harbor-sft.toml", "recipes/harbor-rl.toml"],
+    "mathematics": ["recipes/quickstart.toml"],
+    "reasoning": ["recipes/reasoning.toml"],
+    "order": ["recipes/worlds/order.toml"],
+    "tabletop": ["recipes/worlds/words/tabletop.toml"],
+    "bargain": ["recipes/worlds/words/bargain.toml"],
+    "memory": ["recipes/worlds/words/memory.toml"],
 }
-#: Harbor and five domains that ship.
-USUAL = ["harbor", "arithmetic", "order", "verify", "bargain", "tabletop"]
 #: Types of tasks from which on they are taken for a sample of all types, so that they are clusters.
 FEWEST_TYPES = 8
 #: Seconds of one command at most.
@@ -174,15 +169,14 @@ class Domain:
     """One domain: its recipes with the settings of this measurement, and its folders."""
 
     def __init__(self, name, args):
-        table = DOMAINS[name]
         self.name, self.args, self.folder = name, args, args.out / name
-        self.recipes = [tomllib.loads((ROOT / path).read_text(encoding="utf-8")) for path in table["recipes"]]
+        self.recipes = [tomllib.loads((ROOT / path).read_text(encoding="utf-8")) for path in DOMAINS[name]]
         self.chain = "stage" in self.recipes[0]
         stages = self.recipes[0]["stage"] if self.chain else self.recipes
         #: False: the model learns from its own episodes only.
         self.imitates = len(stages) > 1
         for where, changes in (("all", args.all), ("sft", args.sft), ("rl", args.rl)):
-            for key, value in {**table.get(where, {}), **dict(changes)}.items():
+            for key, value in changes:
                 for part in {"all": self.recipes, "sft": stages[:-1], "rl": stages[-1:]}[where]:
                     put(part, key, value)
         self.base = self.recipes[0]["model"]
@@ -373,7 +367,7 @@ def parsed():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sinew", type=pathlib.Path)
     parser.add_argument("--out", type=lambda text: pathlib.Path(text).resolve(), default=ROOT / "runs/gain")
-    parser.add_argument("--domains", type=lambda text: text.split(","), default=USUAL, help=f"of {', '.join(DOMAINS)}")
+    parser.add_argument("--domains", type=lambda text: text.split(","), default=list(DOMAINS), help=f"of {', '.join(DOMAINS)}")
     parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0, 1, 2, 3, 4])
     parser.add_argument("--matrix-seeds", type=int, default=1, help="seeds of the matrix, the first ones (1)")
     parser.add_argument("--no-matrix", action="store_true", help="leave out what models do in other domains")
