@@ -436,6 +436,12 @@ impl ChatRenderer {
             return Ok(said_after.unwrap_or(rest).to_owned());
         }
         let reasoning = turn.reasoning.as_deref().unwrap_or_default();
+        // A template may write the reasoning without its opening.
+        let thought = reasoning.trim();
+        let bare = rest.trim_start().strip_prefix(thought).map(str::trim_start);
+        if !thought.is_empty() && bare.is_some_and(|after| after.starts_with(&markers.close)) {
+            return Ok(rest.to_owned());
+        }
         Ok(match said_after {
             Some(after) => format!("{reasoning}{}{after}", markers.close),
             None => format!("{reasoning}\n{}\n\n{rest}", markers.close),
