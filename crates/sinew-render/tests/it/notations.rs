@@ -212,61 +212,64 @@ fn written_calls_of_newer_families_are_read_as_themselves() {
     }
 }
 
+/// Notation, turn with one broken call.
+const BROKEN: [(&str, &str); 20] = [
+    (
+        "harmony",
+        " to=functions.run<|channel|>commentary json<|message|>{nope<|call|>",
+    ),
+    (
+        "kimi",
+        "<|tool_call_begin|>functions.run:0{}<|tool_call_end|>",
+    ),
+    ("minimax", "<invoke name=\"run\">stray</invoke>"),
+    ("gemma", "<|tool_call>run{code:5}<tool_call|>"),
+    ("gemma", "<|tool_call>call:run{code:5"),
+    ("lfm", "<|tool_call_start|>[run(5)]<|tool_call_end|>"),
+    (
+        "cohere",
+        "<|START_ACTION|>[{\"parameters\": {}}]<|END_ACTION|>",
+    ),
+    (
+        "apertus",
+        "<|tools_prefix|>[{\"name\": \"run\", \"arguments\": {}}]<|tools_suffix|>",
+    ),
+    (
+        "list:tool_calls",
+        "<tool_calls>[{\"name\": \"run\"}]</tool_calls>",
+    ),
+    (
+        "list:tool_calls",
+        "<tool_calls>{\"name\": \"run\", \"arguments\": {}} {</tool_calls>",
+    ),
+    ("functionary", ">>>run\nnot JSON"),
+    ("functionary", ">>>run\n{\"limit\": 5"),
+    ("functionary", ">>>run"),
+    ("gigachat", "<|function_call|>{nope}"),
+    ("gigachat", "function call<|role_sep|>\n{\"name\": \"run\""),
+    (
+        "hy3",
+        "<tool_call:opensource>run<tool_sep:opensource>\n<arg_key:opensource>code\
+         </arg_key:opensource>\n</tool_call:opensource>",
+    ),
+    (
+        "kimi-k3",
+        "<|open|>call index=\"1\"<|sep|><|close|>call<|sep|>",
+    ),
+    (
+        "minimax-m3",
+        "]<]minimax[>[<invoke name=\"run\">]<]minimax[>[<code>1]<]minimax[>[</limit>]<]minimax[>[</invoke>",
+    ),
+    (
+        "minimax-m3",
+        "]<]minimax[>[<invoke name=\"run\">stray]<]minimax[>[</invoke>",
+    ),
+    ("muse", "<atem:invoke name=\"run\">stray</atem:invoke>"),
+];
+
 #[test]
 fn broken_calls_of_newer_families_stay_text() {
-    for (name, text) in [
-        (
-            "harmony",
-            " to=functions.run<|channel|>commentary json<|message|>{nope<|call|>",
-        ),
-        (
-            "kimi",
-            "<|tool_call_begin|>functions.run:0{}<|tool_call_end|>",
-        ),
-        ("minimax", "<invoke name=\"run\">stray</invoke>"),
-        ("gemma", "<|tool_call>run{code:5}<tool_call|>"),
-        ("gemma", "<|tool_call>call:run{code:5"),
-        ("lfm", "<|tool_call_start|>[run(5)]<|tool_call_end|>"),
-        (
-            "cohere",
-            "<|START_ACTION|>[{\"parameters\": {}}]<|END_ACTION|>",
-        ),
-        (
-            "apertus",
-            "<|tools_prefix|>[{\"name\": \"run\", \"arguments\": {}}]<|tools_suffix|>",
-        ),
-        (
-            "list:tool_calls",
-            "<tool_calls>[{\"name\": \"run\"}]</tool_calls>",
-        ),
-        (
-            "list:tool_calls",
-            "<tool_calls>{\"name\": \"run\", \"arguments\": {}} {</tool_calls>",
-        ),
-        ("functionary", ">>>run\nnot JSON"),
-        ("functionary", ">>>run\n{\"limit\": 5"),
-        ("functionary", ">>>run"),
-        ("gigachat", "<|function_call|>{nope}"),
-        ("gigachat", "function call<|role_sep|>\n{\"name\": \"run\""),
-        (
-            "hy3",
-            "<tool_call:opensource>run<tool_sep:opensource>\n<arg_key:opensource>code\
-             </arg_key:opensource>\n</tool_call:opensource>",
-        ),
-        (
-            "kimi-k3",
-            "<|open|>call index=\"1\"<|sep|><|close|>call<|sep|>",
-        ),
-        (
-            "minimax-m3",
-            "]<]minimax[>[<invoke name=\"run\">]<]minimax[>[<code>1]<]minimax[>[</limit>]<]minimax[>[</invoke>",
-        ),
-        (
-            "minimax-m3",
-            "]<]minimax[>[<invoke name=\"run\">stray]<]minimax[>[</invoke>",
-        ),
-        ("muse", "<atem:invoke name=\"run\">stray</atem:invoke>"),
-    ] {
+    for (name, text) in BROKEN {
         let turn = parse_turn(text, &format(name), &tools());
         assert_eq!(
             (turn.calls.len(), turn.broken.len()),
