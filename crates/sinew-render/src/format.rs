@@ -129,6 +129,25 @@ impl TurnFormat {
         }
     }
 
+    /// The format of a turn that makes no calls. A notation that also frames text is kept: without it, the
+    /// headers of messages would be a part of the text.
+    #[must_use]
+    pub fn without_calls(self) -> Self {
+        let frames = |format: &ToolCallFormat| {
+            matches!(
+                format,
+                ToolCallFormat::Harmony
+                    | ToolCallFormat::Functionary
+                    | ToolCallFormat::KimiK3
+                    | ToolCallFormat::Muse
+            )
+        };
+        Self {
+            calls: self.calls.filter(frames),
+            ..self
+        }
+    }
+
     /// Detects the format from a chat template and its generation prompt.
     pub fn of_template(source: &str, generation_prompt: &str) -> Self {
         let pair = own_thought(source).or_else(|| {

@@ -34,7 +34,16 @@ fn turn_format(
 pub(crate) fn said(renderer: &dyn Renderer, tokens: &[TokenId]) -> Action {
     // Marks of thoughts may be control tokens, which plain decoding leaves out.
     let text = renderer.decode_keeping(tokens, is_thought_mark);
-    let reasoning = renderer.turn_format().reasoning;
+    let format = renderer.turn_format().without_calls();
+    if format.calls.is_some() && !has_channels(&text) {
+        // Messages have headers, which are no text.
+        let turn = parse_tokens(renderer, tokens, &format, &[]);
+        return Action {
+            reasoning: turn.reasoning,
+            ..Action::say(turn.content)
+        };
+    }
+    let reasoning = format.reasoning;
     if reasoning.is_none() && !has_channels(&text) {
         return Action::say(renderer.decode(tokens));
     }
@@ -87,7 +96,9 @@ pub(crate) fn message(
 ) -> Message {
     let of_template = *notation == CallNotation::Template && !tools.is_empty();
     let mut format = renderer.turn_format();
-    format.calls = format.calls.filter(|_| of_template);
+    if !of_template {
+        format = format.without_calls();
+    }
     let turn = parse_tokens(renderer, tokens, &format, tools);
     let mut said = Message::new(Role::Assistant, turn.content);
     said.reasoning = turn.reasoning;
