@@ -5,7 +5,7 @@
 //! one. gpt-oss names channels instead: `analysis` and `commentary` are thoughts, `final` is the answer.
 
 /// Opening and closing mark of thoughts, and the name of the tag that they are.
-const MARKS: [(&str, &str, &str); 14] = [
+const MARKS: [(&str, &str, &str); 13] = [
     ("<think>", "</think>", "think"),
     ("<thinking>", "</thinking>", "thinking"),
     ("<thought>", "</thought>", "thought"),
@@ -19,11 +19,6 @@ const MARKS: [(&str, &str, &str); 14] = [
     ("<|begin_of_thought|>", "<|end_of_thought|>", "think"),
     ("<|inner_prefix|>", "<|inner_suffix|>", "think"),
     ("<think:opensource>", "</think:opensource>", "think"),
-    (
-        "Here are my reasoning steps:\n",
-        "[BEGIN FINAL RESPONSE]",
-        "think",
-    ),
 ];
 /// Marks of the channels of gpt-oss.
 const CHANNEL: &str = "<|channel|>";

@@ -40,7 +40,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Number of tokens at the end of a prompt that are searched for an opened reasoning tag.
-const TAIL_TOKENS: usize = 8;
+const TAIL_TOKENS: usize = 16;
 
 /// Properties by which a repeated request is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

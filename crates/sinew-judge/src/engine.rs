@@ -109,8 +109,10 @@ impl EngineChat {
     fn answer(&self, ids: &[TokenId]) -> String {
         let text = self.renderer.decode_keeping(ids, is_thought_mark);
         let format = self.renderer.turn_format().without_calls();
-        if format.calls.is_some() && !has_channels(&text) {
-            // Messages have headers, which are no text.
+        let marks = format.reasoning.as_ref();
+        let known = marks.is_none_or(|marks| is_thought_mark(&marks.close));
+        // Headers of messages are no text, and some marks are those of one family only.
+        if (format.calls.is_some() || !known) && !has_channels(&text) {
             let turn = parse_tokens(self.renderer.as_ref(), ids, &format, &[]);
             return if turn.content.is_empty() {
                 self.renderer.decode(ids)

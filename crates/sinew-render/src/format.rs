@@ -30,10 +30,7 @@ const HARMONY_THOUGHT: (&str, &str) = (
 const MUSE_THOUGHT: (&str, &str) = (" to=self<|message|>", "<|eom|><|start|>assistant");
 
 /// Reasoning of Apriel 1.6, which the generation prompt begins with a sentence.
-const APRIEL_THOUGHT: (&str, &str) = (
-    "Here are my reasoning steps:\n",
-    "[BEGIN FINAL RESPONSE]",
-);
+const APRIEL_THOUGHT: (&str, &str) = ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]");
 
 /// Reasoning of families whose templates do not show it, or put its marks together.
 fn own_thought(source: &str) -> Option<(&'static str, &'static str)> {
@@ -43,7 +40,7 @@ fn own_thought(source: &str) -> Option<(&'static str, &'static str)> {
         Some(ToolCallFormat::Muse) => Some(MUSE_THOUGHT),
         Some(ToolCallFormat::Hy3) => Some(("<think:opensource>", "</think:opensource>")),
         Some(ToolCallFormat::KimiK3) => Some(("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
-        _ if source.contains(sentence.trim_end()) && source.contains(end) => Some(APRIEL_THOUGHT),
+        _ if source.contains(sentence) && source.contains(end) => Some(APRIEL_THOUGHT),
         _ => None,
     }
 }

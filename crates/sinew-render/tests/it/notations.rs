@@ -370,6 +370,10 @@ fn thinking_and_answers_of_newer_families_are_told_apart() {
         assert_eq!(turn.reasoning.as_deref(), thought, "{text}");
         assert_eq!((turn.content.as_str(), turn.calls.len()), ("391", 0), "{text}");
     }
+    // A turn without calls has headers, too.
+    let bare = |name: &str| format(name).without_calls();
+    assert_eq!(bare("muse"), format("muse"));
+    assert_eq!(bare("gigachat"), TurnFormat::default());
     // Behind text, both marks are text.
     for text in ["So </mm:think>391", "So <mm:think>391"] {
         assert_eq!(thinks("minimax-m3", minimax, false, text).content, text);
