@@ -335,7 +335,7 @@ fn thinks(name: &str, marks: [&str; 2], opened_by_prompt: bool, text: &str) -> P
 }
 
 #[test]
-fn thinking_and_answers_of_newer_families_are_told_apart() {
+fn thinking_and_answers_of_newer_families_are_separated() {
     let muse = [" to=self<|message|>", "<|eom|><|start|>assistant"];
     let kimi = ["<|open|>think<|sep|>", "<|close|>think<|sep|>"];
     let minimax = ["<mm:think>", "</mm:think>"];
