@@ -5,7 +5,7 @@
 //! one. gpt-oss names channels instead: `analysis` and `commentary` are thoughts, `final` is the answer.
 
 /// Opening and closing mark of thoughts, and the name of the tag that they are.
-const MARKS: [(&str, &str, &str); 11] = [
+const MARKS: [(&str, &str, &str); 13] = [
     ("<think>", "</think>", "think"),
     ("<thinking>", "</thinking>", "thinking"),
     ("<thought>", "</thought>", "thought"),
@@ -17,6 +17,8 @@ const MARKS: [(&str, &str, &str); 11] = [
     ("<mm:think>", "</mm:think>", "think"),
     ("<|START_THINKING|>", "<|END_THINKING|>", "think"),
     ("<|begin_of_thought|>", "<|end_of_thought|>", "think"),
+    ("<|inner_prefix|>", "<|inner_suffix|>", "think"),
+    ("<think:opensource>", "</think:opensource>", "think"),
 ];
 /// Marks of the channels of gpt-oss.
 const CHANNEL: &str = "<|channel|>";

@@ -94,7 +94,8 @@ pub enum CallNotation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Action {
     /// Text of the turn without control tokens and without the thoughts in the notation of the model's
-    /// template, including calls. Environments read [`Action::answer`].
+    /// template, including calls, unless messages of the model name their recipients. Environments read
+    /// [`Action::answer`].
     pub text: String,
     /// Reasoning in the notation of the model's template; `None` if the turn has none.
     pub reasoning: Option<String>,

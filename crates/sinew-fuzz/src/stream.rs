@@ -34,6 +34,49 @@ pub(crate) const CALL_WORDS: &[&str] = &[
     "<think>",
     "</think>",
     "{\"name\": \"f\", \"arguments\": {\"a\": 1}}",
+    " to=functions.f",
+    "<|channel|>commentary to=functions.f",
+    "<|message|>",
+    "<|call|>",
+    "<|tool_call_begin|>functions.f:0",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<invoke name=\"f\">",
+    "<parameter name=\"a\">",
+    "</invoke>",
+    "<function name=\"f\">",
+    "<param name=\"a\">",
+    "</param>",
+    "<seed:tool_call>",
+    "<|tool_call>call:f{a:<|\"|>",
+    "<tool_call|>",
+    "<|tool_call_start|>[f(a=1)]",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|tools_prefix|>[{\"f\": {\"a\": 1}}]",
+    "<|tools_suffix|>",
+    ">>>f\n",
+    ">>>all\n",
+    "<|function_call|>",
+    "function call<|role_sep|>\n",
+    "<tool_call:opensource>f<tool_sep:opensource>",
+    "<arg_key:opensource>a</arg_key:opensource>",
+    "<arg_value:opensource>",
+    "</tool_call:opensource>",
+    "<|open|>call tool=\"f\"<|sep|>",
+    "<|open|>argument key=\"a\" type=\"number\"<|sep|>",
+    "<|close|>argument<|sep|>",
+    "<|close|>call<|sep|>",
+    "]<]minimax[>[<invoke name=\"f\">",
+    "]<]minimax[>[<a>",
+    "]<]minimax[>[</a>",
+    "]<]minimax[>[</invoke>",
+    " to=f<|message|>",
+    "<atem:invoke name=\"f\">",
+    "<atem:parameter name=\"a\">",
+    "</atem:invoke>",
+    "<tool_calls>",
+    "</tool_calls>",
 ];
 
 /// Format of calls for a byte. Every format has one.
@@ -47,6 +90,22 @@ fn format(choice: u8) -> ToolCallFormat {
         "glm",
         "xml",
         "json",
+        "harmony",
+        "kimi",
+        "kimi-k3",
+        "minimax",
+        "minimax-m3",
+        "minicpm",
+        "seed",
+        "gemma",
+        "lfm",
+        "cohere",
+        "apertus",
+        "functionary",
+        "gigachat",
+        "hy3",
+        "muse",
+        "list:tool_calls",
         "fence:python:run",
         "tag:code:run",
     ];
@@ -112,7 +171,10 @@ pub(crate) fn tool_calls(data: &[u8]) {
     );
     let json = matches!(
         calls,
-        ToolCallFormat::Hermes | ToolCallFormat::SmolLm | ToolCallFormat::Mistral
+        ToolCallFormat::Hermes
+            | ToolCallFormat::SmolLm
+            | ToolCallFormat::Mistral
+            | ToolCallFormat::List { .. }
     );
     if json && !code && !whole.calls.is_empty() {
         let written = write_calls(&whole.calls, &calls);

@@ -40,7 +40,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Number of tokens at the end of a prompt that are searched for an opened reasoning tag.
-const TAIL_TOKENS: usize = 8;
+const TAIL_TOKENS: usize = 16;
 
 /// Properties by which a repeated request is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -367,7 +367,8 @@ impl Caller {
     ) -> Result<(TurnFormat, Option<FormatAsk>), ApiError> {
         let mut format = self.turn_format(request)?;
         let holds = self.engine.holds_formats();
-        let held = output_format::resolve(request, format.calls.as_ref(), holds)?;
+        let calls = format.calls.as_ref().filter(|_| takes_calls(request));
+        let held = output_format::resolve(request, calls, holds)?;
         if held.as_ref().is_some_and(|h| !may_reason(&h.format)) {
             format.reasoning = None;
         }
@@ -417,15 +418,16 @@ impl Caller {
     }
 
     /// Returns the format for parsing the turn: plain text for text and token prompts, and no calls where
-    /// none are allowed.
+    /// none are allowed, except in notations that frame text.
     fn turn_format(&self, request: &ModelRequest) -> Result<TurnFormat, ApiError> {
         if !matches!(request.prompt, Prompt::Messages(_)) {
             return Ok(TurnFormat::default());
         }
-        let mut format = self.config.format.clone();
-        if request.callable().next().is_none() || request.tool_choice == ToolChoice::None {
-            format.calls = None;
-        } else if format.calls.is_none() {
+        let format = self.config.format.clone();
+        if !takes_calls(request) {
+            return Ok(format.without_calls());
+        }
+        if format.calls.is_none() {
             let why = "this model has no known way to write tool calls";
             return Err(ApiError::unsupported("tools", why));
         }
@@ -555,6 +557,11 @@ impl Caller {
         };
         (0..request.n).zip(first..).map(one).collect()
     }
+}
+
+/// Whether the model may call tools.
+fn takes_calls(request: &ModelRequest) -> bool {
+    request.callable().next().is_some() && request.tool_choice != ToolChoice::None
 }
 
 /// Whether an output of this format may begin with reasoning.

@@ -132,7 +132,7 @@ fn grammar(
         tags.push(ToolTag {
             begin: forced_opening(calls, Some(&tool.name))?,
             schema,
-            end: end.to_owned(),
+            end: end.clone(),
         });
     }
     let need = if must || answer.is_some() {
@@ -141,7 +141,7 @@ fn grammar(
         ToolNeed::Auto
     };
     Some(ToolGrammar {
-        trigger: trigger.to_owned(),
+        trigger,
         calls: tags,
         need,
         parallel: request.parallel_tool_calls,

@@ -23,11 +23,15 @@ const TEXT: i32 = 4;
 const BOS: &str = "<s>";
 const EOS: &str = "</s>";
 
-/// A text that no template writes by itself.
+/// Texts that no template writes by itself.
+const QUESTION: &str = "sinewquestion";
 const ANSWER: &str = "sinewanswer";
 
+/// Stands for an argument of `format`.
+const BLANK: &str = "{}";
+
 /// Control tokens without the form of one.
-const IRREGULAR: [&str; 14] = [
+const IRREGULAR: [&str; 21] = [
     "<start_of_turn>",
     "<end_of_turn>",
     "<end_of_utterance>",
@@ -42,6 +46,13 @@ const IRREGULAR: [&str; 14] = [
     "<|\"|>",
     "<bos>",
     "<eos>",
+    "]<]minimax[>[",
+    "<SPECIAL_10>",
+    "<SPECIAL_11>",
+    "<SPECIAL_12>",
+    "<begin_of_document>",
+    "<beginning_of_sentence>",
+    "<end_of_sentence>",
 ];
 
 /// Marks that models have as tokens of text.
@@ -75,8 +86,30 @@ pub(crate) fn byte_tokens() -> Vec<String> {
     (0..=255u8).map(spelled).collect()
 }
 
-/// All texts in a template that have the form of control tokens, in alphabetical order.
+/// All texts in a template that have the form of control tokens, in alphabetical order. Tokens that the
+/// template puts together by `format` are those of a conversation.
 pub fn control_tokens(source: &str) -> Vec<String> {
+    let mut found = tokens_in(source);
+    if found.iter().any(|token| token.contains(BLANK)) {
+        found.retain(|token| !token.contains(BLANK));
+        found.extend(tokens_in(&conversation(source, &Map::new())));
+        found.sort();
+        found.dedup();
+    }
+    found
+}
+
+/// A question, an answer and another question as a template writes them. Empty if it refuses them.
+fn conversation(source: &str, options: &Map<String, Value>) -> String {
+    let question = || Message::new(Role::User, QUESTION);
+    let messages = [question(), Message::new(Role::Assistant, ANSWER), question()];
+    let template = ChatTemplate::new(source, BOS, EOS, options.clone());
+    let text = template.and_then(|template| template.render(&messages, &[], true));
+    text.unwrap_or_default()
+}
+
+/// All texts that have the form of control tokens, in alphabetical order.
+fn tokens_in(source: &str) -> Vec<String> {
     let lower = |c: char| c.is_ascii_lowercase() || c == '_';
     let upper = |c: char| c.is_ascii_uppercase() || matches!(c, '_' | '/');
     let name = |name: &str| !name.contains([' ', '\n', '<', '\'', '|', '"']) && name.len() < 40;
@@ -125,11 +158,25 @@ fn end_mark(source: &str, options: &Map<String, Value>) -> Option<String> {
     let messages = [Message::new(Role::User, "x"), answer];
     let text = template.render(&messages, &[], false).ok()?;
     let (_, end) = text.trim_end().rsplit_once(ANSWER)?;
-    let mark = &end[end.rfind('<')?..];
+    let history = conversation(source, options);
+    let mark = match end.rfind('<') {
+        Some(at) => &end[at..],
+        // The last answer is open, as one to be continued.
+        None => closing_mark(&history)?,
+    };
     let whole = mark.ends_with('>') && !mark.contains(char::is_whitespace);
     // A mark that only closes a turn in the history ends no generation.
     let ends = !TurnEnds::of_template(source).closes.contains(&mark);
     (whole && ends).then(|| mark.to_owned())
+}
+
+/// The mark between an answer and the mark of the next role; `None` if only the latter stands there.
+fn closing_mark(history: &str) -> Option<&str> {
+    let (_, after) = history.split_once(ANSWER)?;
+    let (between, _) = after.split_once(QUESTION)?;
+    let mark = between.trim_start();
+    let (end, next) = (mark.find('>')? + 1, mark.rfind('<')?);
+    (mark.starts_with('<') && next >= end).then(|| &mark[..end])
 }
 
 impl ChatRenderer {
@@ -195,6 +242,14 @@ mod tests {
     }
 
     #[test]
+    fn control_tokens_that_a_template_puts_together_are_those_of_its_text() {
+        let source = "{% set end = '<｜end{}｜>'.format(':a') %}{% for m in messages %}\
+                      {{ '<｜{}:a｜>'.format(m.role) + m.content + end }}{% endfor %}";
+        let expected = ["<｜assistant:a｜>", "<｜end:a｜>", "<｜user:a｜>"];
+        assert_eq!(control_tokens(source), expected);
+    }
+
+    #[test]
     fn a_template_alone_renders() {
         let source = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}\
                       {% if add_generation_prompt %}<|turn>model\n{% endif %}";
@@ -212,7 +267,13 @@ mod tests {
                      {% if add_generation_prompt %}<assistant>{% endif %}";
         let two = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|text_end|><|turn_end|>\
                    {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
-        for (source, expected) in [(words, "</assistant>"), (two, "<|text_end|><|turn_end|>")] {
+        let open = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if not loop.last %}\n\
+                    <|stop|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+        for (source, expected) in [
+            (words, "</assistant>"),
+            (two, "<|text_end|><|turn_end|>"),
+            (open, "<|stop|>"),
+        ] {
             let renderer = ChatRenderer::of_template(source, Map::new()).unwrap();
             let stops = renderer.decode_with_special(renderer.stop_ids());
             assert_eq!(stops, expected);

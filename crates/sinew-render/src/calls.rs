@@ -4,14 +4,17 @@
 //! on. The result is [`Region::More`] until the call is complete. [`Scan`] keeps the progress between calls,
 //! so that a long call is scanned once.
 
+use crate::elements;
 use crate::marked::{
-    ARG_VALUE, ARG_VALUE_END, DSML_PARAMETER, DSML_PARAMETER_END, FUNCTION, FUNCTION_END,
-    PARAMETER, PARAMETER_END, Schemas, TOOL_CALL, TOOL_CALL_END, dsml, glm, xml,
+    DSML_PARAMETER, DSML_PARAMETER_END, FUNCTION, FUNCTION_END, GLM, HY3, PARAMETER, PARAMETER_END,
+    PairTags, Schemas, TOOL_CALL, TOOL_CALL_END, dsml, pairs, xml,
 };
 use crate::notations;
 use crate::python;
+use crate::recipients;
 use crate::region::{
-    Body, Marks, Region, Scan, Span, json_calls, object, parse_json, span, tagged,
+    Body, MAX_HEAD, Marks, Region, Scan, Span, code, endless_json, json_calls, json_region,
+    json_sequence, object, parse_json, span, tagged,
 };
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
@@ -43,7 +46,13 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
             open: owned(&[TOOL_CALL, FUNCTION]),
             ..tag(TOOL_CALL, TOOL_CALL_END)
         },
-        ToolCallFormat::Tag { tag: name, .. } => tag(&format!("<{name}>"), &format!("</{name}>")),
+        ToolCallFormat::Tag { tag: name, .. } | ToolCallFormat::List { tag: name } => {
+            tag(&format!("<{name}>"), &format!("</{name}>"))
+        }
+        ToolCallFormat::Hy3 => Marks {
+            wrapper: owned(&["<tool_calls:opensource>", "</tool_calls:opensource>"]),
+            ..tag(HY3.open, HY3.close)
+        },
         ToolCallFormat::Fence { language, .. } => Marks {
             open: vec![format!("```{language}")],
             ..Marks::default()
@@ -71,13 +80,17 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
                 (DEEPSEEK_BEGIN.into(), DEEPSEEK_END.into()),
                 (DSML_INVOKE.into(), DSML_INVOKE_END.into()),
             ],
-            json_start: false,
+            ..Marks::default()
         },
         ToolCallFormat::Json => Marks {
             open: owned(&["```json"]),
             json_start: true,
             ..Marks::default()
         },
+        ToolCallFormat::Functionary => recipients::functionary_marks(),
+        ToolCallFormat::Muse => recipients::muse_marks(),
+        ToolCallFormat::KimiK3 => elements::kimi_marks(),
+        ToolCallFormat::MiniMaxM3 => elements::minimax_marks(),
         other => notations::marks(other),
     }
 }
@@ -95,15 +108,18 @@ pub(crate) fn read(
         ToolCallFormat::Hermes | ToolCallFormat::SmolLm => {
             tool_call(text, scan, last, Body::Json, json_calls)
         }
-        ToolCallFormat::Glm => tool_call(text, scan, last, GLM_VALUES, |body| {
-            glm(body, schemas).map(|call| vec![call])
-        }),
+        ToolCallFormat::Glm => paired(text, &GLM, GLM_VALUES, scan, last, schemas),
+        ToolCallFormat::Hy3 => paired(text, &HY3, HY3_VALUES, scan, last, schemas),
         ToolCallFormat::Xml if text.starts_with(TOOL_CALL) => {
             tool_call(text, scan, last, XML_VALUES, |body| {
                 xml(body, schemas).map(|call| vec![call])
             })
         }
         ToolCallFormat::Xml => bare_function(text, scan, last, schemas),
+        ToolCallFormat::List { tag } => {
+            let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+            tagged(text, &open, &close, scan, last, Body::Json, json_sequence)
+        }
         ToolCallFormat::Tag { tag, tool } => {
             let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
             tagged(text, &open, &close, scan, last, Body::Text, |body| {
@@ -116,7 +132,7 @@ pub(crate) fn read(
                 code(body, tool)
             })
         }
-        ToolCallFormat::Llama3 => llama(text, scan, last),
+        ToolCallFormat::Llama3 => llama(text, scan, last, schemas),
         ToolCallFormat::Mistral => mistral(text, scan, last),
         ToolCallFormat::DeepSeek if text.starts_with(DSML_INVOKE) => tagged(
             text,
@@ -139,6 +155,10 @@ pub(crate) fn read(
         ToolCallFormat::Json if text.starts_with("```json") => fenced_json(text, scan, last),
         ToolCallFormat::Json => bare_json(text, scan, last),
         ToolCallFormat::Seed => bare_function(text, scan, last, schemas),
+        ToolCallFormat::Functionary => recipients::functionary(text, scan, last),
+        ToolCallFormat::Muse => recipients::muse(text, scan, last, schemas),
+        ToolCallFormat::KimiK3 => elements::kimi(text, scan, last),
+        ToolCallFormat::MiniMaxM3 => elements::minimax(text, scan, last, schemas),
         other => notations::read(other, text, scan, last, schemas),
     }
 }
@@ -148,8 +168,12 @@ const XML_VALUES: Body = Body::Values {
     ends: &[PARAMETER_END, FUNCTION_END],
 };
 const GLM_VALUES: Body = Body::Values {
-    open: ARG_VALUE,
-    ends: &[ARG_VALUE_END],
+    open: GLM.value,
+    ends: &[GLM.value_end],
+};
+const HY3_VALUES: Body = Body::Values {
+    open: HY3.value,
+    ends: &[HY3.value_end],
 };
 const DSML_VALUES: Body = Body::Values {
     open: DSML_PARAMETER,
@@ -167,15 +191,18 @@ fn tool_call(
     tagged(text, TOOL_CALL, TOOL_CALL_END, scan, last, body, parse)
 }
 
-/// A call of `tool` with the body as argument `code`, without its surrounding line breaks.
-fn code(body: &str, tool: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
-    if body.trim().is_empty() {
-        return Err(ToolCallError::Empty);
-    }
-    let mut arguments = Map::new();
-    let code = body.trim_matches(['\n', '\r']).trim_end();
-    arguments.insert("code".into(), Value::String(code.to_owned()));
-    Ok(vec![ParsedCall::new(tool, arguments)])
+/// Parses a call whose arguments are pairs of a key and a value.
+fn paired(
+    text: &str,
+    tags: &PairTags,
+    body: Body,
+    scan: &mut Scan,
+    last: bool,
+    schemas: &Schemas,
+) -> Region {
+    tagged(text, tags.open, tags.close, scan, last, body, |body| {
+        pairs(body, tags, schemas).map(|call| vec![call])
+    })
 }
 
 /// True if a JSON value has the form of calls.
@@ -204,18 +231,10 @@ fn bare_json(text: &str, scan: &mut Scan, last: bool) -> Region {
         };
     };
     match parse_json(&text[..used]) {
-        Ok(value) if is_call(&value) => finish_json(&text[..used], used),
+        Ok(value) if is_call(&value) => json_region(&text[..used], used),
         Ok(_) => Region::Text { used },
         Err(error) if text[..used].contains("\"name\"") => Region::Broken { used, error },
         Err(_) => Region::Text { used },
-    }
-}
-
-/// Parses complete JSON as calls.
-fn finish_json(body: &str, used: usize) -> Region {
-    match json_calls(body) {
-        Ok(calls) => Region::Calls { used, calls },
-        Err(error) => Region::Broken { used, error },
     }
 }
 
@@ -229,7 +248,7 @@ fn fenced_json(text: &str, scan: &mut Scan, last: bool) -> Region {
     };
     let (body, used) = (&text[open.len()..end], end + close.len());
     match parse_json(body) {
-        Ok(value) if is_call(&value) => finish_json(body, used),
+        Ok(value) if is_call(&value) => json_region(body, used),
         Err(error) if body.contains("\"name\"") => Region::Broken { used, error },
         _ => Region::Text { used },
     }
@@ -239,14 +258,14 @@ fn fenced_json(text: &str, scan: &mut Scan, last: bool) -> Region {
 fn bare_json_end(text: &str) -> Region {
     let used = text.len();
     if text.contains("\"name\"") {
-        let error = ToolCallError::Json("the JSON value does not end".into());
+        let error = endless_json();
         return Region::Broken { used, error };
     }
     Region::Text { used }
 }
 
 /// Parses the formats of Llama 3.
-fn llama(text: &str, scan: &mut Scan, last: bool) -> Region {
+fn llama(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> Region {
     if text.starts_with(FUNCTION) {
         return tagged(
             text,
@@ -271,10 +290,16 @@ fn llama(text: &str, scan: &mut Scan, last: bool) -> Region {
     let rest = &text[start..];
     if rest.starts_with(['{', '[']) {
         return match scan.json.advance(text, start, text.len()) {
-            Some(used) => finish_json(&text[start..used], used),
+            Some(used) => match python_arguments(&text[start..used], schemas) {
+                Some(call) => Region::Calls {
+                    used,
+                    calls: vec![call],
+                },
+                None => json_region(&text[start..used], used),
+            },
             None if last => Region::Broken {
                 used: text.len(),
-                error: ToolCallError::Json("the JSON value does not end".into()),
+                error: endless_json(),
             },
             None => Region::More,
         };
@@ -293,6 +318,16 @@ fn llama(text: &str, scan: &mut Scan, last: bool) -> Region {
             Ok(calls) => Region::Calls { used, calls },
             Err(error) => Region::Broken { used, error },
         },
+    }
+}
+
+/// A call of the declared tool `python` by its arguments only, as Functionary 3.1 writes it.
+fn python_arguments(json: &str, schemas: &Schemas) -> Option<ParsedCall> {
+    let value = parse_json(json).ok().filter(|value| !is_call(value))?;
+    let declared = schemas.iter().any(|(name, _)| name == "python");
+    match value {
+        Value::Object(arguments) if declared => Some(ParsedCall::new("python", arguments)),
+        _ => None,
     }
 }
 
@@ -322,9 +357,6 @@ fn built_in(text: &str) -> Option<Result<ParsedCall, ToolCallError>> {
     Some(Ok(ParsedCall::new(name, arguments)))
 }
 
-/// Maximum bytes of name and id before the arguments.
-const MAX_HEAD: usize = 256;
-
 /// Parses both formats of Mistral.
 fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
     let open = "[TOOL_CALLS]";
@@ -353,14 +385,14 @@ fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
     };
     let Some(used) = scan.json.advance(text, json_at, text.len()) else {
         return if last {
-            broken(ToolCallError::Json("the JSON value does not end".into()))
+            broken(endless_json())
         } else {
             Region::More
         };
     };
     let json = &text[json_at..used];
     if json_at == start {
-        return finish_json(json, used);
+        return json_region(json, used);
     }
     let head = text[start..json_at].trim();
     let head = head.strip_suffix("[ARGS]").unwrap_or(head);

@@ -122,6 +122,7 @@ impl ChatRenderer {
             names.iter().filter_map(|n| tokenizer.id(n)).collect()
         };
         let (closing_ids, own_stops) = (ids(ends.closes), ids(ends.stops));
+        let inner_ids = ids(ends.inner);
         let mut renderer = Self {
             tokenizer,
             config: config.clone(),
@@ -141,6 +142,7 @@ impl ChatRenderer {
                 && let Some(&first) = join.suffix.first()
                 && renderer.tokenizer.is_special(first)
                 && !renderer.closing_ids.contains(&first)
+                && !inner_ids.contains(&first)
             {
                 stop_ids.push(first);
             }
@@ -434,6 +436,12 @@ impl ChatRenderer {
             return Ok(said_after.unwrap_or(rest).to_owned());
         }
         let reasoning = turn.reasoning.as_deref().unwrap_or_default();
+        // A template may write the reasoning without its opening.
+        let thought = reasoning.trim();
+        let bare = rest.trim_start().strip_prefix(thought).map(str::trim_start);
+        if !thought.is_empty() && bare.is_some_and(|after| after.starts_with(&markers.close)) {
+            return Ok(rest.to_owned());
+        }
         Ok(match said_after {
             Some(after) => format!("{reasoning}{}{after}", markers.close),
             None => format!("{reasoning}\n{}\n\n{rest}", markers.close),
@@ -481,8 +489,8 @@ impl ChatRenderer {
         let closing = match self.text(&start, tools, false) {
             Ok(alone) => match alone.split_once(SENTINEL) {
                 // The next role's token can be the stop token.
-                Some((_, tail)) => self.tokenizer.encode(tail)?.len() + 1,
-                None => MAX_CLOSING_TOKENS,
+                Some((_, tail)) if !tail.is_empty() => self.tokenizer.encode(tail)?.len() + 1,
+                _ => MAX_CLOSING_TOKENS,
             },
             Err(_) => MAX_CLOSING_TOKENS,
         };
@@ -671,8 +679,13 @@ impl Renderer for ChatRenderer {
             .or_else(|e| self.turn_text(&short, turn, tools).map_err(|_| e))
             .or_else(|e| self.turn_after_header(turn, tools).ok_or(e))?;
         let mut ids = self.tokenizer.encode(&turn)?;
+        let closes = |id: &TokenId| self.closing_ids.contains(id);
         if let Some(stop) = ids.iter().position(|id| self.stop_ids.contains(id)) {
             ids.truncate(stop + 1);
+        } else if let Some(close) = ids.iter().rposition(closes) {
+            // The model ends the turn by another token than the history shows.
+            ids.truncate(close);
+            ids.extend(self.stop_ids.first());
         }
         Ok(ids)
     }

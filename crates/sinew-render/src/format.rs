@@ -4,17 +4,20 @@
 //! of calls for a model that was trained on another one.
 
 use crate::calls::marks;
+use crate::marked::{GLM, HY3};
 use crate::notations;
 use crate::tool_call::ToolCallFormat;
 
 /// Start and end of reasoning, by family.
-const THOUGHTS: [(&str, &str); 5] = [
+const THOUGHTS: [(&str, &str); 7] = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
-    // Seed-OSS, Cohere, Gemma 4.
+    // Seed-OSS, Cohere, Gemma 4, MiniMax M3, Apertus.
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought\n", "<channel|>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
 ];
 
 /// Reasoning of gpt-oss is a message of its own: its end begins the next one.
@@ -23,6 +26,25 @@ const HARMONY_THOUGHT: (&str, &str) = (
     "<|end|><|start|>assistant",
 );
 
+/// Reasoning of Muse is a message of its own, too.
+const MUSE_THOUGHT: (&str, &str) = (" to=self<|message|>", "<|eom|><|start|>assistant");
+
+/// Reasoning of Apriel 1.6, which the generation prompt begins with a sentence.
+const APRIEL_THOUGHT: (&str, &str) = ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]");
+
+/// Reasoning of families whose templates do not show it, or put its marks together.
+fn own_thought(source: &str) -> Option<(&'static str, &'static str)> {
+    let (sentence, end) = APRIEL_THOUGHT;
+    match ToolCallFormat::of_template(source) {
+        _ if source.contains(HARMONY_THOUGHT.0) => Some(HARMONY_THOUGHT),
+        Some(ToolCallFormat::Muse) => Some(MUSE_THOUGHT),
+        Some(ToolCallFormat::Hy3) => Some(("<think:opensource>", "</think:opensource>")),
+        Some(ToolCallFormat::KimiK3) => Some(("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
+        _ if source.contains(sentence) && source.contains(end) => Some(APRIEL_THOUGHT),
+        _ => None,
+    }
+}
+
 /// Tokens at the end of a turn that the template of a family does not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TurnEnds {
@@ -30,6 +52,8 @@ pub(crate) struct TurnEnds {
     pub(crate) stops: &'static [&'static str],
     /// Tokens that close a turn in the history, in place of the one that ended its generation.
     pub(crate) closes: &'static [&'static str],
+    /// Tokens that follow the content of a turn, and end no generation.
+    pub(crate) inner: &'static [&'static str],
 }
 
 impl TurnEnds {
@@ -40,11 +64,33 @@ impl TurnEnds {
             Some(ToolCallFormat::Harmony) => Self {
                 stops: &["<|return|>", "<|call|>"],
                 closes: &["<|end|>"],
+                inner: &[],
             },
             // The model stops where a result begins.
             Some(ToolCallFormat::Gemma) => Self {
                 stops: &["<|tool_response>"],
+                ..Self::default()
+            },
+            // Results follow the calls in the same turn.
+            Some(ToolCallFormat::Apertus) => Self {
+                stops: &["<|tools_suffix|>"],
+                ..Self::default()
+            },
+            // A turn with calls ends by another token than one without.
+            Some(ToolCallFormat::Llama3) if source.contains("<|eom_id|>") => Self {
+                stops: &["<|eom_id|>"],
+                ..Self::default()
+            },
+            // `<|message_sep|>` also stands between the text and the call of GigaChat 3.
+            Some(ToolCallFormat::GigaChat) if !source.contains("<|function_call|>") => Self {
+                closes: &["<|message_sep|>"],
+                ..Self::default()
+            },
+            // The content is an element of the turn.
+            Some(ToolCallFormat::KimiK3) => Self {
+                stops: &["<|end_of_msg|>"],
                 closes: &[],
+                inner: &["<|close|>"],
             },
             _ => Self::default(),
         }
@@ -80,12 +126,28 @@ impl TurnFormat {
         }
     }
 
+    /// The format of a turn that makes no calls. A notation that also frames text is kept: without it, the
+    /// headers of messages would be a part of the text.
+    #[must_use]
+    pub fn without_calls(self) -> Self {
+        let frames = |format: &ToolCallFormat| {
+            matches!(
+                format,
+                ToolCallFormat::Harmony
+                    | ToolCallFormat::Functionary
+                    | ToolCallFormat::KimiK3
+                    | ToolCallFormat::Muse
+            )
+        };
+        Self {
+            calls: self.calls.filter(frames),
+            ..self
+        }
+    }
+
     /// Detects the format from a chat template and its generation prompt.
     pub fn of_template(source: &str, generation_prompt: &str) -> Self {
-        let harmony = source
-            .contains(HARMONY_THOUGHT.0)
-            .then_some(HARMONY_THOUGHT);
-        let pair = harmony.or_else(|| {
+        let pair = own_thought(source).or_else(|| {
             let mut pairs = THOUGHTS.into_iter();
             pairs.find(|(_, close)| source.contains(close))
         });
@@ -109,20 +171,17 @@ impl TurnFormat {
             .reasoning
             .as_ref()
             .is_some_and(|r| r.open.contains(token) || r.close.contains(token));
-        let inner = [
-            "<｜tool▁sep｜>",
-            "[ARGS]",
-            "[CALL_ID]",
-            "<arg_key>",
-            "</arg_key>",
-            "<arg_value>",
-            "</arg_value>",
-        ];
+        let inner = ["<｜tool▁sep｜>", "[ARGS]", "[CALL_ID]"];
+        let pairs = [GLM, HY3];
+        let mut pairs = pairs
+            .iter()
+            .flat_map(|t| [t.name_end, t.key, t.key_end, t.value, t.value_end]);
         let calls = self.calls.as_ref().is_some_and(|format| {
             let marks = marks(format);
             let closing = marks.stray.iter().map(|(_, close)| close);
             let mut all = marks.open.iter().chain(&marks.wrapper).chain(closing);
             inner.contains(&token)
+                || pairs.any(|mark| mark == token)
                 || notations::INNER.contains(&token)
                 || all.any(|mark| mark.contains(token))
         });

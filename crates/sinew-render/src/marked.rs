@@ -1,4 +1,4 @@
-//! Calls whose arguments stand between marks: XML (Qwen3-Coder), GLM and DeepSeek's DSML.
+//! Calls whose arguments stand between marks: XML (Qwen3-Coder), GLM, Hy3 and DeepSeek's DSML.
 //!
 //! ```text
 //! <function=f>            f
@@ -27,10 +27,6 @@ pub(crate) const FUNCTION_END: &str = "</function>";
 /// An argument of an XML call.
 pub(crate) const PARAMETER: &str = "<parameter=";
 pub(crate) const PARAMETER_END: &str = "</parameter>";
-/// An argument of a GLM call.
-pub(crate) const ARG_KEY: &str = "<arg_key>";
-pub(crate) const ARG_VALUE: &str = "<arg_value>";
-pub(crate) const ARG_VALUE_END: &str = "</arg_value>";
 /// Start of a call of Hermes, SmolLM, GLM and XML.
 pub(crate) const TOOL_CALL: &str = "<tool_call>";
 pub(crate) const TOOL_CALL_END: &str = "</tool_call>";
@@ -40,19 +36,19 @@ pub(crate) fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
     let (head, mut rest) = body
         .split_once('>')
         .ok_or_else(|| ToolCallError::syntax(body, "> after the name"))?;
-    let name = attribute(head, "name")?;
+    let name = dsml_attribute(head, "name")?;
     let mut arguments = Map::new();
     while let Some(after) = rest.trim_start().strip_prefix(DSML_PARAMETER) {
         let (head, value) = after
             .split_once('>')
             .ok_or_else(|| ToolCallError::syntax(after, "> after the attributes"))?;
         let (value, tail) = value_to(value, DSML_PARAMETER, DSML_PARAMETER_END, DSML_PARAMETER)?;
-        let key = attribute(head, "name")?;
-        let value = match attribute(head, "string")?.as_str() {
+        let key = dsml_attribute(head, "name")?;
+        let value = match dsml_attribute(head, "string")? {
             "true" => Value::String(value.to_owned()),
             _ => values::literal(value.trim()).unwrap_or_else(|| value.into()),
         };
-        arguments.insert(key, value);
+        arguments.insert(key.to_owned(), value);
         rest = tail;
     }
     if !rest.trim().is_empty() {
@@ -64,7 +60,7 @@ pub(crate) fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, arguments))
 }
 
-/// Tags of calls whose names and keys are attributes: MiniMax and MiniCPM.
+/// Tags of calls whose names and keys are attributes: MiniMax M2, MiniCPM and Muse.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedTags {
     /// Start of a call, up to its name.
@@ -76,6 +72,47 @@ pub(crate) struct NamedTags {
     /// End of an argument.
     pub(crate) argument_end: &'static str,
 }
+
+/// Tags of calls whose arguments are pairs of a key and a value: GLM and Hy3.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PairTags {
+    /// Start of a call, up to its name.
+    pub(crate) open: &'static str,
+    /// End of a call.
+    pub(crate) close: &'static str,
+    /// End of the name. Empty: the name ends where the first key begins.
+    pub(crate) name_end: &'static str,
+    /// Start of a key.
+    pub(crate) key: &'static str,
+    /// End of a key.
+    pub(crate) key_end: &'static str,
+    /// Start of a value.
+    pub(crate) value: &'static str,
+    /// End of a value.
+    pub(crate) value_end: &'static str,
+}
+
+/// Tags of GLM.
+pub(crate) const GLM: PairTags = PairTags {
+    open: TOOL_CALL,
+    close: TOOL_CALL_END,
+    name_end: "",
+    key: "<arg_key>",
+    key_end: "</arg_key>",
+    value: "<arg_value>",
+    value_end: "</arg_value>",
+};
+
+/// Tags of Hy3.
+pub(crate) const HY3: PairTags = PairTags {
+    open: "<tool_call:opensource>",
+    close: "</tool_call:opensource>",
+    name_end: "<tool_sep:opensource>",
+    key: "<arg_key:opensource>",
+    key_end: "</arg_key:opensource>",
+    value: "<arg_value:opensource>",
+    value_end: "</arg_value:opensource>",
+};
 
 /// The attribute at the start of a text, without its quote, and what follows its tag.
 fn head_of(text: &str) -> Result<(&str, &str), ToolCallError> {
@@ -118,20 +155,29 @@ pub(crate) fn named(
 }
 
 /// Value of an attribute `name="..."`.
-fn attribute(head: &str, name: &'static str) -> Result<String, ToolCallError> {
-    head.split_once(&format!("{name}=\""))
-        .and_then(|(_, after)| after.split_once('"'))
-        .map(|(value, _)| value.to_owned())
-        .ok_or_else(|| ToolCallError::syntax(head, "the attributes name and string"))
+pub(crate) fn attribute<'t>(head: &'t str, name: &str) -> Option<&'t str> {
+    let (_, after) = head.split_once(&format!("{name}=\""))?;
+    after.split_once('"').map(|(value, _)| value)
 }
 
-/// Parses the body of a GLM call.
-pub(crate) fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
-    let (name, mut rest) = match body.find(ARG_KEY) {
+/// An attribute of DSML.
+fn dsml_attribute<'t>(head: &'t str, name: &str) -> Result<&'t str, ToolCallError> {
+    let found = attribute(head, name);
+    found.ok_or_else(|| ToolCallError::syntax(head, "the attributes name and string"))
+}
+
+/// Parses the body of a call whose arguments are pairs of a key and a value.
+pub(crate) fn pairs(
+    body: &str,
+    tags: &PairTags,
+    schemas: &Schemas,
+) -> Result<ParsedCall, ToolCallError> {
+    let (name, mut rest) = match body.find(tags.key) {
         Some(at) => body.split_at(at),
         None => (body, ""),
     };
     let name = name.trim();
+    let name = name.strip_suffix(tags.name_end).unwrap_or(name).trim();
     if name.is_empty() {
         return Err(ToolCallError::Empty);
     }
@@ -140,8 +186,8 @@ pub(crate) fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallE
     }
     let mut arguments = Map::new();
     while !rest.trim().is_empty() {
-        let (key, after) = between(rest, ARG_KEY, "</arg_key>")?;
-        let (value, after) = value_of(after, ARG_VALUE, ARG_VALUE_END, ARG_KEY)?;
+        let (key, after) = between(rest, tags.key, tags.key_end)?;
+        let (value, after) = value_of(after, tags.value, tags.value_end, tags.key)?;
         let key = key.trim();
         arguments.insert(key.to_owned(), typed(schemas, name, key, value));
         rest = after;
@@ -182,7 +228,7 @@ fn value_of<'t>(
 }
 
 /// Reads like [`value_of`], after the opening.
-fn value_to<'t>(
+pub(crate) fn value_to<'t>(
     body: &'t str,
     open: &'static str,
     close: &'static str,

@@ -1,10 +1,13 @@
-//! Notations of calls of newer families: gpt-oss (Harmony), Kimi, MiniMax, MiniCPM, Gemma 4, LFM2, Cohere.
+//! Notations of calls of newer families: gpt-oss (Harmony), Kimi K2, MiniMax M2, MiniCPM, Gemma 4, LFM2,
+//! Cohere, Apertus, GigaChat.
 //!
 //! Sources: the chat templates of the models, as the packages of `tests/templates/README.md` ship them.
 
 use crate::marked::{NamedTags, Schemas, named};
 use crate::python;
-use crate::region::{Body, Marks, Region, Scan, json_calls, object, parse_json, tagged};
+use crate::region::{
+    Body, Marks, Region, Scan, endless_json, json_calls, json_region, object, parse_json, tagged,
+};
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
 use sinew_types::json;
@@ -56,6 +59,14 @@ const LFM_CLOSE: &str = "<|tool_call_end|>";
 const COHERE_OPEN: &str = "<|START_ACTION|>";
 const COHERE_CLOSE: &str = "<|END_ACTION|>";
 
+const APERTUS_OPEN: &str = "<|tools_prefix|>";
+const APERTUS_CLOSE: &str = "<|tools_suffix|>";
+
+/// Start of a call of GigaChat 3.1.
+const GIGACHAT_OPEN: &str = "<|function_call|>";
+/// Start of a call of GigaChat 3, which is a message of its own.
+const GIGACHAT_MESSAGE: &str = "function call<|role_sep|>";
+
 /// Markers of a format of this module.
 pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
     let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
@@ -63,7 +74,7 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
         open: owned(&[open]),
         wrapper: owned(wrapper),
         stray: vec![(open.to_owned(), close.to_owned())],
-        json_start: false,
+        ..Marks::default()
     };
     match format {
         ToolCallFormat::Harmony => Marks {
@@ -96,6 +107,12 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
         ToolCallFormat::Gemma => pair(GEMMA_OPEN, GEMMA_CLOSE, &[]),
         ToolCallFormat::Lfm => pair(LFM_OPEN, LFM_CLOSE, &[]),
         ToolCallFormat::Cohere => pair(COHERE_OPEN, COHERE_CLOSE, &[]),
+        ToolCallFormat::Apertus => pair(APERTUS_OPEN, APERTUS_CLOSE, &[]),
+        ToolCallFormat::GigaChat => Marks {
+            open: owned(&[GIGACHAT_OPEN, GIGACHAT_MESSAGE]),
+            wrapper: owned(&["<|message_sep|>"]),
+            ..Marks::default()
+        },
         _ => Marks::default(),
     }
 }
@@ -149,6 +166,11 @@ pub(crate) fn read(
             let (open, close) = (COHERE_OPEN, COHERE_CLOSE);
             tagged(text, open, close, scan, last, Body::Json, json_calls)
         }
+        ToolCallFormat::Apertus => {
+            let (open, close) = (APERTUS_OPEN, APERTUS_CLOSE);
+            tagged(text, open, close, scan, last, Body::Json, keyed)
+        }
+        ToolCallFormat::GigaChat => gigachat(text, scan, last),
         // The formats of other modules do not come here.
         _ => Region::Text { used: text.len() },
     }
@@ -185,6 +207,49 @@ fn harmony_call(text: &str) -> Result<ParsedCall, ToolCallError> {
         return Err(ToolCallError::Empty);
     }
     Ok(ParsedCall::new(name, object(Some(&parse_json(json)?))?))
+}
+
+/// Parses `<|function_call|>{"name": ..., "arguments": {...}}`, or the same as a message of its own.
+fn gigachat(text: &str, scan: &mut Scan, last: bool) -> Region {
+    let open = [GIGACHAT_OPEN, GIGACHAT_MESSAGE].into_iter();
+    let open = open.filter(|mark| text.starts_with(*mark)).map(str::len);
+    let start = open.max().unwrap_or(0);
+    match scan.json.advance(text, start, text.len()) {
+        Some(used) => json_region(&text[start..used], used),
+        None if last => Region::Broken {
+            used: text.len(),
+            error: match text[start..].trim() {
+                "" => ToolCallError::Empty,
+                _ => endless_json(),
+            },
+        },
+        None => Region::More,
+    }
+}
+
+/// Parses `[{"name": {...}}, ...]`, where each name of a tool is the key of its arguments.
+fn keyed(body: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
+    if body.trim().is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    let list = match parse_json(body)? {
+        Value::Array(list) => list,
+        one => vec![one],
+    };
+    if list.is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    list.iter().map(keyed_call).collect()
+}
+
+fn keyed_call(value: &Value) -> Result<ParsedCall, ToolCallError> {
+    let one = value.as_object().filter(|map| map.len() == 1);
+    let one = one.and_then(|map| map.iter().next());
+    let (name, arguments) = one.ok_or(ToolCallError::Field {
+        field: "name",
+        expected: "the name of a tool as the only key, with its arguments",
+    })?;
+    Ok(ParsedCall::new(name, object(Some(arguments))?))
 }
 
 /// Parses `functions.name:0<|tool_call_argument_begin|>{...}`. The part before the arguments is the id.

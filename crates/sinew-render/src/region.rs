@@ -6,6 +6,9 @@ use crate::tool_call::{ParsedCall, ToolCallError};
 use serde_json::{Map, Value};
 use sinew_types::json;
 
+/// Maximum bytes of name and id before the arguments, and of the name of a recipient.
+pub(crate) const MAX_HEAD: usize = 256;
+
 /// Markers of a format in running text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Marks {
@@ -17,6 +20,8 @@ pub(crate) struct Marks {
     pub(crate) stray: Vec<(String, String)>,
     /// A JSON value at the start of the turn is a call.
     pub(crate) json_start: bool,
+    /// The turn starts with a recipient, whose mark is the end of the prompt.
+    pub(crate) addressed: bool,
 }
 
 /// Result of parsing a text that starts with a marker.
@@ -24,8 +29,10 @@ pub(crate) struct Marks {
 pub(crate) enum Region {
     /// More text is needed.
     More,
-    /// Complete calls in the first `used` bytes.
+    /// Complete calls in the first `used` bytes; none if they are a header without calls.
     Calls { used: usize, calls: Vec<ParsedCall> },
+    /// The first `used` bytes open reasoning.
+    Thought { used: usize },
     /// The first `used` bytes are text, not a call.
     Text { used: usize },
     /// An invalid call in the first `used` bytes.
@@ -188,6 +195,48 @@ pub(crate) fn parse_json(text: &str) -> Result<Value, ToolCallError> {
         let python = python::literal(text.trim()).filter(|v| v.is_object() || v.is_array());
         python.ok_or_else(|| ToolCallError::Json(e.to_string()))
     })
+}
+
+/// Parses complete JSON in the first `used` bytes of a region as calls.
+pub(crate) fn json_region(body: &str, used: usize) -> Region {
+    match json_calls(body) {
+        Ok(calls) => Region::Calls { used, calls },
+        Err(error) => Region::Broken { used, error },
+    }
+}
+
+/// Error of a JSON value whose end is missing at the end of a turn.
+pub(crate) fn endless_json() -> ToolCallError {
+    ToolCallError::Json("the JSON value does not end".into())
+}
+
+/// Parses calls as JSON: a list, or objects one after another.
+pub(crate) fn json_sequence(body: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
+    let whole = json_calls(body);
+    let mut rest = body.trim();
+    if whole.is_ok() || !rest.starts_with('{') {
+        return whole;
+    }
+    let mut calls = Vec::new();
+    while !rest.is_empty() {
+        let end = JsonScan::default().advance(rest, 0, rest.len());
+        let (one, after) = rest.split_at(end.unwrap_or(rest.len()));
+        calls.extend(json_calls(one)?);
+        let after = after.trim_start();
+        rest = after.strip_prefix(',').unwrap_or(after).trim_start();
+    }
+    Ok(calls)
+}
+
+/// A call of `tool` with the body as argument `code`, without its surrounding line breaks.
+pub(crate) fn code(body: &str, tool: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
+    if body.trim().is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    let mut arguments = Map::new();
+    let code = body.trim_matches(['\n', '\r']).trim_end();
+    arguments.insert("code".into(), Value::String(code.to_owned()));
+    Ok(vec![ParsedCall::new(tool, arguments)])
 }
 
 /// Parses a JSON object or a list of objects as calls.

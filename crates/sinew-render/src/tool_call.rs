@@ -17,6 +17,14 @@
 //! | `gemma` | `<\|tool_call>call:name{k:<\|"\|>v<\|"\|>,n:5}<tool_call\|>` |
 //! | `lfm` | `<\|tool_call_start\|>[name(k='v', n=5)]<\|tool_call_end\|>` |
 //! | `cohere` | `<\|START_ACTION\|>[{"tool_name": ..., "parameters": {...}}]<\|END_ACTION\|>` |
+//! | `apertus` | `<\|tools_prefix\|>[{"name": {...}}]<\|tools_suffix\|>` |
+//! | `functionary` | `>>>name` and `{...}` on the next line |
+//! | `gigachat` | `<\|function_call\|>{"name": ..., "arguments": {...}}`, or the same after `function call` |
+//! | `hy3` | `glm` with the tags `<tool_call:opensource>`, `<arg_key:opensource>`, ... |
+//! | `kimi-k3` | `<\|open\|>call tool="name"<\|sep\|>` with `argument` elements |
+//! | `minimax-m3` | `NS<invoke name="name">NS<k>vNS</k>NS</invoke>`, `NS` being `]<]minimax[>[` |
+//! | `muse` | `<atem:invoke name="name"><atem:parameter name="k">v</atem:parameter></atem:invoke>` |
+//! | `list:TAG` | `<TAG>[{"name": ..., "arguments": {...}}]</TAG>`, or objects one after another |
 //! | `json` | `{"name": ..., "arguments": {...}}` as the whole turn, bare or in a fence |
 //! | `fence:LANG:TOOL` | code in a fence of a language: one call of a tool with `code` |
 //! | `tag:TAG:TOOL` | code between `<TAG>` and `</TAG>`: likewise |
@@ -33,7 +41,7 @@ pub enum ToolCallFormat {
     Hermes,
     /// SmolLM2 and 3: a list, or one object like Hermes.
     SmolLm,
-    /// Llama 3.1 to 3.3, including calls of built-in tools.
+    /// Llama 3.1 to 3.3, including calls of built-in tools, and Functionary 3.1.
     Llama3,
     /// Mistral: a list (up to tekken v7) or a name and arguments (v11 on).
     Mistral,
@@ -47,8 +55,12 @@ pub enum ToolCallFormat {
     Harmony,
     /// Kimi K2.
     Kimi,
+    /// Kimi K3: elements with types.
+    KimiK3,
     /// MiniMax M2.
     MiniMax,
+    /// MiniMax M3: objects and lists are elements inside of elements.
+    MiniMaxM3,
     /// MiniCPM 5.
     MiniCpm,
     /// Seed-OSS: the functions of `Xml` in other tags.
@@ -59,8 +71,21 @@ pub enum ToolCallFormat {
     Lfm,
     /// Command R7B, Command A and later.
     Cohere,
+    /// Apertus: a list of objects with the name of a tool as their key.
+    Apertus,
+    /// Functionary 3.2: a message to the tool, `all` being the user.
+    Functionary,
+    /// GigaChat 3 (a message of its own) and 3.1.
+    GigaChat,
+    /// Hy3: the pairs of `Glm` in other tags.
+    Hy3,
+    /// Muse Glimmer: a message to the tool, with the elements of `MiniMax` in other tags.
+    Muse,
     /// A JSON object or list of objects with `name` and `arguments` at the start of the turn.
     Json,
+    /// Calls as JSON between `<tag>` and `</tag>`: a list (Apriel, Nemotron Nano 2), or objects one after
+    /// another (MiniMax M1).
+    List { tag: String },
     /// Code in a Markdown fence with the language: one call of `tool` with the argument `code`.
     Fence { language: String, tool: String },
     /// Code between `<tag>` and `</tag>`: one call of `tool` with the argument `code`.
@@ -86,7 +111,15 @@ impl ToolCallFormat {
             Self::Gemma => "gemma".into(),
             Self::Lfm => "lfm".into(),
             Self::Cohere => "cohere".into(),
+            Self::Apertus => "apertus".into(),
+            Self::Functionary => "functionary".into(),
+            Self::GigaChat => "gigachat".into(),
+            Self::Hy3 => "hy3".into(),
+            Self::KimiK3 => "kimi-k3".into(),
+            Self::MiniMaxM3 => "minimax-m3".into(),
+            Self::Muse => "muse".into(),
             Self::Json => "json".into(),
+            Self::List { tag } => format!("list:{tag}"),
             Self::Fence { language, tool } => format!("fence:{language}:{tool}"),
             Self::Tag { tag, tool } => format!("tag:{tag}:{tool}"),
         }
@@ -98,8 +131,27 @@ impl ToolCallFormat {
     /// that they were trained on, whatever their template prints.
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |mark: &str| source.contains(mark);
+        let list = |tag: &str| Self::List { tag: tag.into() };
         Some(if has("<|channel|>") && has("<|call|>") {
             Self::Harmony
+        } else if has("<atem:invoke") {
+            Self::Muse
+        } else if has("<|open|>") && has("<|close|>") && has("'argument'") {
+            Self::KimiK3
+        } else if has("]<]minimax[>[") {
+            Self::MiniMaxM3
+        } else if has("<tool_sep{}>") && has(":opensource") {
+            Self::Hy3
+        } else if has("<|tools_prefix|>") {
+            Self::Apertus
+        } else if has("<|role_sep|>") && (has("<|function_call|>") || has("function call")) {
+            Self::GigaChat
+        } else if has(">>>all") {
+            Self::Functionary
+        } else if has("<TOOLCALL>") {
+            list("TOOLCALL")
+        } else if has("<tool_calls>") {
+            list("tool_calls")
         } else if has("<|tool_call_argument_begin|>") {
             Self::Kimi
         } else if has("<minimax:tool_call>") {
@@ -138,7 +190,8 @@ impl ToolCallFormat {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no tool-call format {0:?}: known are hermes, smollm, llama3, mistral, deepseek, glm, xml, harmony, \
-     kimi, minimax, minicpm, seed, gemma, lfm, cohere, json, fence:LANGUAGE:TOOL and tag:TAG:TOOL"
+     kimi, kimi-k3, minimax, minimax-m3, minicpm, seed, gemma, lfm, cohere, apertus, functionary, gigachat, \
+     hy3, muse, json, list:TAG, fence:LANGUAGE:TOOL and tag:TAG:TOOL"
 )]
 pub struct UnknownFormat(pub String);
 
@@ -172,7 +225,17 @@ impl FromStr for ToolCallFormat {
             Some("gemma") => Self::Gemma,
             Some("lfm") => Self::Lfm,
             Some("cohere") => Self::Cohere,
+            Some("apertus") => Self::Apertus,
+            Some("functionary") => Self::Functionary,
+            Some("gigachat") => Self::GigaChat,
+            Some("hy3") => Self::Hy3,
+            Some("kimi-k3") => Self::KimiK3,
+            Some("minimax-m3") => Self::MiniMaxM3,
+            Some("muse") => Self::Muse,
             Some("json") => Self::Json,
+            Some("list") => Self::List {
+                tag: word(parts.next())?,
+            },
             Some("fence") => Self::Fence {
                 language: word(parts.next())?,
                 tool: word(parts.next())?,
@@ -279,7 +342,17 @@ mod tests {
             ToolCallFormat::Gemma,
             ToolCallFormat::Lfm,
             ToolCallFormat::Cohere,
+            ToolCallFormat::Apertus,
+            ToolCallFormat::Functionary,
+            ToolCallFormat::GigaChat,
+            ToolCallFormat::Hy3,
+            ToolCallFormat::KimiK3,
+            ToolCallFormat::MiniMaxM3,
+            ToolCallFormat::Muse,
             ToolCallFormat::Json,
+            ToolCallFormat::List {
+                tag: "tool_calls".into(),
+            },
             ToolCallFormat::Fence {
                 language: "python".into(),
                 tool: "run".into(),
@@ -300,6 +373,8 @@ mod tests {
             "tag::x",
             "tag:a b:c",
             "json:x",
+            "list",
+            "list:a:b",
         ] {
             let error = wrong.parse::<ToolCallFormat>().unwrap_err();
             assert_eq!(error, UnknownFormat(wrong.into()));

@@ -95,6 +95,8 @@ enum MarkerKind {
     },
     /// Start of reasoning.
     Think,
+    /// End of reasoning that the turn has not started.
+    Thought,
 }
 
 /// Streaming parser of a turn.
@@ -129,14 +131,22 @@ impl TurnParser {
             .reasoning
             .as_ref()
             .is_some_and(|r| r.opened_by_prompt);
+        let marks = format.calls.as_ref().map(marks).unwrap_or_default();
+        let mode = if inside {
+            Mode::Reasoning
+        } else if marks.addressed {
+            Mode::Region(Scan::default())
+        } else {
+            Mode::Text
+        };
         Self {
-            marks: format.calls.as_ref().map(marks).unwrap_or_default(),
+            marks,
+            mode,
             schemas: tools
                 .iter()
                 .map(|tool| (tool.name.clone(), tool.parameters.clone()))
                 .collect(),
             format: format.clone(),
-            mode: if inside { Mode::Reasoning } else { Mode::Text },
             buffer: String::new(),
             held: String::new(),
             said: false,
@@ -252,12 +262,12 @@ impl TurnParser {
                 self.structured = true;
                 self.buffer.drain(..len);
             }
-            MarkerKind::Think if self.said => self.say_upto(len, out),
-            MarkerKind::Think => {
+            MarkerKind::Think => self.think(len, out),
+            MarkerKind::Thought if self.said => self.say_upto(len, out),
+            MarkerKind::Thought => {
                 self.structured = true;
                 self.held.clear();
                 self.buffer.drain(..len);
-                self.mode = Mode::Reasoning;
             }
             MarkerKind::Stray { open } => {
                 let close = self.buffer[..len].to_owned();
@@ -266,6 +276,18 @@ impl TurnParser {
             }
         }
         true
+    }
+
+    /// Starts reasoning by a mark of this length. Behind text, the mark is text.
+    fn think(&mut self, len: usize, out: &mut Vec<TurnDelta>) {
+        if self.said {
+            self.say_upto(len, out);
+            return;
+        }
+        self.structured = true;
+        self.held.clear();
+        self.buffer.drain(..len);
+        self.mode = Mode::Reasoning;
     }
 
     /// Parses a call. Returns true if the state has changed.
@@ -291,6 +313,11 @@ impl TurnParser {
                 self.say_upto(used, out);
             }
             Region::Text { used } => self.say_upto(used, out),
+            Region::Thought { used } => {
+                self.mode = Mode::Text;
+                self.think(used, out);
+                return true;
+            }
             Region::Broken { used, error } => {
                 out.push(TurnDelta::Broken(error));
                 self.say_upto(used, out);
@@ -318,7 +345,8 @@ impl TurnParser {
 
     /// All markers of calls and reasoning.
     fn all_marks(&self) -> impl Iterator<Item = &str> {
-        let think = self.format.reasoning.iter().map(|r| r.open.as_str());
+        let reasoning = self.format.reasoning.iter();
+        let think = reasoning.flat_map(|r| [r.open.as_str(), r.close.as_str()]);
         let stray = self.marks.stray.iter().map(|(_, close)| close);
         let calls = self
             .marks
@@ -353,6 +381,9 @@ impl TurnParser {
         }
         if let Some(reasoning) = &self.format.reasoning {
             consider(&reasoning.open, MarkerKind::Think);
+            if !self.said && !self.structured {
+                consider(&reasoning.close, MarkerKind::Thought);
+            }
         }
         best
     }

@@ -76,6 +76,12 @@ pub fn forced_opening(format: &ToolCallFormat, tool: Option<&str>) -> Option<Str
         }
         (ToolCallFormat::Fence { language, .. }, ..) => format!("```{language}\n"),
         (ToolCallFormat::Tag { tag, .. }, ..) => format!("<{tag}>"),
+        (ToolCallFormat::List { tag }, _, None) => format!("<{tag}>[{{\"name\": \""),
+        (ToolCallFormat::List { tag }, _, Some(name)) => {
+            format!("<{tag}>[{{\"name\": {name}, \"arguments\": ")
+        }
+        // The prompt ends with the mark of the recipient.
+        (ToolCallFormat::Functionary, Some(name), _) => format!("{name}\n"),
         // Their markers are control tokens, which text cannot contain.
         _ => return None,
     })
@@ -83,12 +89,14 @@ pub fn forced_opening(format: &ToolCallFormat, tool: Option<&str>) -> Option<Str
 
 /// Text with which every call begins, and what follows the arguments of one; `None` if the arguments of a
 /// call are not JSON between two texts.
-pub fn call_marks(format: &ToolCallFormat) -> Option<(&'static str, &'static str)> {
-    match format {
-        ToolCallFormat::Hermes => Some(("<tool_call>", "}\n</tool_call>")),
-        ToolCallFormat::SmolLm => Some(("<tool_call>", "}]</tool_call>")),
-        _ => None,
-    }
+pub fn call_marks(format: &ToolCallFormat) -> Option<(String, String)> {
+    let marks = match format {
+        ToolCallFormat::Hermes => ("<tool_call>".into(), "}\n</tool_call>".into()),
+        ToolCallFormat::SmolLm => ("<tool_call>".into(), "}]</tool_call>".into()),
+        ToolCallFormat::List { tag } => (format!("<{tag}>"), format!("}}]</{tag}>")),
+        _ => return None,
+    };
+    Some(marks)
 }
 
 /// Text after which a model has made one call; `None` if calls of the format may continue there.
@@ -98,7 +106,8 @@ pub fn call_end(format: &ToolCallFormat) -> Option<String> {
         | ToolCallFormat::SmolLm
         | ToolCallFormat::Glm
         | ToolCallFormat::Xml => Some("</tool_call>".into()),
-        ToolCallFormat::Tag { tag, .. } => Some(format!("</{tag}>")),
+        ToolCallFormat::Tag { tag, .. } | ToolCallFormat::List { tag } => Some(format!("</{tag}>")),
+        ToolCallFormat::Muse => Some("</atem:function_calls>".into()),
         ToolCallFormat::MiniCpm => Some("</function>".into()),
         ToolCallFormat::Seed => Some("</seed:tool_call>".into()),
         _ => None,
@@ -325,6 +334,13 @@ mod tests {
             (ToolCallFormat::Hermes, "{\"a\": 2}}\n</tool_call>"),
             (ToolCallFormat::SmolLm, "{\"a\": 2}}]</tool_call>"),
             (ToolCallFormat::Json, "{\"a\": 2}}"),
+            (
+                ToolCallFormat::List {
+                    tag: "tool_calls".into(),
+                },
+                "{\"a\": 2}}]</tool_calls>",
+            ),
+            (ToolCallFormat::Functionary, "{\"a\": 2}"),
             (ToolCallFormat::Llama3, "{\"a\": 2}}"),
             (
                 ToolCallFormat::Xml,

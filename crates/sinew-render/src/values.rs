@@ -34,22 +34,68 @@ const ANY: Kinds = 127;
 /// Schemas inside of schemas that are followed: references may form a circle.
 const MAX_DEPTH: usize = 16;
 
-/// Parses `raw` as the argument `key` of a tool with these parameters. Without a declared type, numbers,
-/// booleans, lists and objects are recognized.
+/// Parses `raw` as the argument `key` of a tool with these parameters.
 pub(crate) fn read(parameters: &Value, key: &str, raw: &str) -> Value {
-    let text = || Value::String(raw.to_owned());
-    let schema = property(parameters, parameters, key, 0).unwrap_or(&Value::Null);
-    let kinds = kinds(parameters, schema, 0);
-    let members = enumerated(parameters, schema, 0);
-    if kinds == TEXT || members.iter().any(|m| m.as_str() == Some(raw)) {
-        return text();
+    Schema::of(parameters).property(key).value(raw)
+}
+
+/// A schema within the parameters of a tool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schema<'s> {
+    /// The parameters, in which references point.
+    root: &'s Value,
+    /// The schema; null if nothing is known.
+    at: &'s Value,
+}
+
+impl<'s> Schema<'s> {
+    /// The schema of all parameters.
+    pub(crate) fn of(parameters: &'s Value) -> Self {
+        let (root, at) = (parameters, parameters);
+        Self { root, at }
     }
-    match literal(raw.trim()) {
-        // A tuple or a set is a list only where a list is expected.
-        Some(Value::Array(_)) if kinds == ANY && !raw.trim_start().starts_with('[') => text(),
-        Some(value) if kind(&value) & kinds != 0 && !value.is_string() => value,
-        Some(value) if kinds & INTEGER != 0 => whole(&value).unwrap_or_else(text),
-        _ => text(),
+
+    /// The schema of a property.
+    pub(crate) fn property(self, key: &str) -> Self {
+        let at = property(self.root, self.at, key, 0).unwrap_or(&Value::Null);
+        Self { at, ..self }
+    }
+
+    /// The schema of the items of a list.
+    pub(crate) fn items(self) -> Self {
+        let at = items(self.root, self.at, 0).unwrap_or(&Value::Null);
+        Self { at, ..self }
+    }
+
+    /// Whether a value can be a list.
+    pub(crate) fn takes_lists(self) -> bool {
+        kinds(self.root, self.at, 0) & LIST != 0
+    }
+
+    /// The empty list or object, if a value can be nothing else that is empty.
+    pub(crate) fn empty(self) -> Option<Value> {
+        match kinds(self.root, self.at, 0) & !NULL {
+            LIST => Some(Value::Array(Vec::new())),
+            OBJECT => Some(Value::Object(serde_json::Map::new())),
+            _ => None,
+        }
+    }
+
+    /// Parses `raw` as a value. Without a declared type, numbers, booleans, lists and objects are recognized.
+    pub(crate) fn value(self, raw: &str) -> Value {
+        let text = || Value::String(raw.to_owned());
+        let kinds = kinds(self.root, self.at, 0);
+        let members = enumerated(self.root, self.at, 0);
+        if kinds == TEXT || members.iter().any(|m| m.as_str() == Some(raw)) {
+            return text();
+        }
+        match literal(raw.trim()) {
+            // A tuple or a set is a list only where a list is expected.
+            Some(Value::Array(_)) if kinds == ANY && !raw.trim_start().starts_with('[') => text(),
+            Some(value) if kind(&value) & kinds != 0 && !value.is_string() => value,
+            Some(value) if kinds & INTEGER != 0 => whole(&value).unwrap_or_else(text),
+            _ => text(),
+        }
     }
 }
 
@@ -100,6 +146,18 @@ fn property<'s>(root: &'s Value, schema: &'s Value, key: &str, depth: usize) -> 
                 || schema.get("type").is_some_and(Value::is_string);
             schema.get(key).filter(|_| !framed)
         })
+}
+
+/// The schema of the items of a list, wherever a schema has it.
+fn items<'s>(root: &'s Value, schema: &'s Value, depth: usize) -> Option<&'s Value> {
+    if depth > MAX_DEPTH {
+        return None;
+    }
+    let schema = resolved(root, schema);
+    let branches = ["allOf", "anyOf", "oneOf"];
+    let mut branches = branches.iter().flat_map(|name| list(schema, name));
+    let inner = || branches.find_map(|branch| items(root, branch, depth + 1));
+    schema.get("items").or_else(inner)
 }
 
 /// Returns the schema that a reference within `root` names; another schema is returned unchanged.

