@@ -102,7 +102,11 @@ pub fn control_tokens(source: &str) -> Vec<String> {
 /// A question, an answer and another question as a template writes them. Empty if it refuses them.
 fn conversation(source: &str, options: &Map<String, Value>) -> String {
     let question = || Message::new(Role::User, QUESTION);
-    let messages = [question(), Message::new(Role::Assistant, ANSWER), question()];
+    let messages = [
+        question(),
+        Message::new(Role::Assistant, ANSWER),
+        question(),
+    ];
     let template = ChatTemplate::new(source, BOS, EOS, options.clone());
     let text = template.and_then(|template| template.render(&messages, &[], true));
     text.unwrap_or_default()

@@ -128,7 +128,9 @@ pub(crate) fn minimax(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas
 }
 
 fn minimax_call(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
-    let found = body.split_once("\">").map(|(name, rest)| (name.trim(), rest));
+    let found = body
+        .split_once("\">")
+        .map(|(name, rest)| (name.trim(), rest));
     let (name, rest) = found.ok_or_else(|| ToolCallError::syntax(body, "\"> after the name"))?;
     if name.is_empty() {
         return Err(ToolCallError::Empty);
@@ -195,7 +197,9 @@ fn elements(body: &str) -> Result<Vec<Element<'_>>, ToolCallError> {
         let (Some(done), Some(around)) = (done, open.last_mut()) else {
             return Err(ToolCallError::syntax(part, "the end of the last tag"));
         };
-        let stray = [around.text, text].into_iter().find(|t| !t.trim().is_empty());
+        let stray = [around.text, text]
+            .into_iter()
+            .find(|t| !t.trim().is_empty());
         if let Some(text) = stray {
             return Err(ToolCallError::syntax(text, "either text or elements"));
         }

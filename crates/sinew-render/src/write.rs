@@ -100,7 +100,10 @@ fn write_newer(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
         ),
         ToolCallFormat::Apertus => format!(
             "<|tools_prefix|>[{}]<|tools_suffix|>",
-            each(&|c| format!("{{{}: {}}}", json!(c.name), arguments(c)), ", ")
+            each(
+                &|c| format!("{{{}: {}}}", json!(c.name), arguments(c)),
+                ", "
+            )
         ),
         ToolCallFormat::MiniCpm => each(&|c| named(c, "function", "param"), "\n"),
         ToolCallFormat::Gemma => each(

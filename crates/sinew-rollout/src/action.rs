@@ -252,8 +252,7 @@ mod tests {
     fn headers_of_messages_are_no_text() {
         let renderer = sinew_render::ChatRenderer::of_template(ADDRESSED, Default::default());
         let renderer = renderer.unwrap();
-        let text =
-            " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>391<|eot|>";
+        let text = " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>391<|eot|>";
         let tokens = renderer.tokenizer().encode(text).unwrap();
         let action = of_tokens(&renderer, &CallNotation::Template, &[], &tokens, false);
         assert_eq!(

@@ -368,7 +368,11 @@ fn thinking_and_answers_of_newer_families_are_separated() {
     ] {
         let turn = thinks(name, marks, opened, text);
         assert_eq!(turn.reasoning.as_deref(), thought, "{text}");
-        assert_eq!((turn.content.as_str(), turn.calls.len()), ("391", 0), "{text}");
+        assert_eq!(
+            (turn.content.as_str(), turn.calls.len()),
+            ("391", 0),
+            "{text}"
+        );
     }
     // A turn without calls has headers, too.
     let bare = |name: &str| format(name).without_calls();
@@ -439,7 +443,11 @@ fn several_calls_of_a_list_are_read() {
     ] {
         let text = format!("<tool_calls>{body}</tool_calls>");
         let turn = parse_turn(&text, &format("list:tool_calls"), &tools());
-        assert_eq!((calls(&turn), turn.broken.len()), (expected.to_vec(), 0), "{text}");
+        assert_eq!(
+            (calls(&turn), turn.broken.len()),
+            (expected.to_vec(), 0),
+            "{text}"
+        );
     }
     let apertus = "<|tools_prefix|>[{\"run\": {}}, {\"run\": {}}]<|tools_suffix|>";
     let turn = parse_turn(apertus, &format("apertus"), &tools());
