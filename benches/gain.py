@@ -1,10 +1,10 @@
 """The gain of reinforcement learning, on held-out tasks, with intervals, and what it costs elsewhere.
 
-For each domain and seed a small language model imitates gold runs (SFT), then learns from its own episodes (RL); in the domain
-`mathematics` it only learns from its own. Held-out tasks are measured before, between and after, greedily and sampled. The difference
-that RL makes is paired by task; the interval of all seeds is
-the widest of three, clustered by task, by type of task and by seed. A matrix shows what a model of one domain does in the others. Needs
-Linux, Python 3.11, a `sinew` program and the model's package; the domain `harbor` also the tasks of scripts/harbor_tasks.py:
+For each domain and seed a small language model imitates gold runs (SFT), then learns from its own episodes (RL); in `mathematics` and
+`reasoning` it only learns from its own. Held-out tasks are measured before, between and after, greedily and sampled. The difference that
+RL makes is paired by task; the interval of all seeds is the widest of three, clustered by task, by type of task and by seed. A matrix
+shows what a model of one domain does in the others. Needs Linux, Python 3.11, a `sinew` program and the model's package; `harbor` also
+the tasks of scripts/harbor_tasks.py, and `reasoning` the Python with its package first in PATH (docs/tasks.md):
 
     python3 scripts/harbor_tasks.py --out .cache/harbor-two-steps --families two-steps
     python3 benches/gain.py target/release/sinew --out runs/gain
