@@ -30,7 +30,6 @@ DOMAINS = {
     "harbor": ["recipes/harbor-sft.toml", "recipes/harbor-rl.toml"],
     "mathematics": ["recipes/quickstart.toml"],
     "reasoning": ["recipes/reasoning.toml"],
-    "order": ["recipes/worlds/order.toml"],
     "tabletop": ["recipes/worlds/words/tabletop.toml"],
     "bargain": ["recipes/worlds/words/bargain.toml"],
     "memory": ["recipes/worlds/words/memory.toml"],
