@@ -286,6 +286,10 @@ impl Worker {
         let Ok(_room) = self.room.acquire_many(weight).await else {
             return Err(RefusedCall::Unsent(self.shared.lost()));
         };
+        // A function waits for a worker in which no code ran. An episode stays in its own.
+        if weight != THREADED {
+            self.retire();
+        }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         request["id"] = id.into();
         let frame = frame_of(&request).map_err(RefusedCall::Failed)?;

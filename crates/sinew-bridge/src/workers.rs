@@ -26,7 +26,7 @@ use crate::worker::{RefusedCall, Worker};
 use serde_json::{Value, json};
 use sinew_env::SimulatedUser;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -140,6 +140,8 @@ pub(crate) struct Inner {
     starts: StartTimes,
     /// Number of all starts.
     started: AtomicU64,
+    /// True once the log says that code runs in the workers.
+    code_is_known: AtomicBool,
     /// Runtime of the pool.
     handle: Handle,
 }
@@ -195,6 +197,7 @@ impl PythonWorkers {
             next_session: AtomicU64::new(1),
             starts: StartTimes::new(config.workers),
             started: AtomicU64::new(0),
+            code_is_known: AtomicBool::new(false),
             handle: handle.clone(),
         });
         let first = Arc::clone(&inner);
@@ -334,6 +337,7 @@ impl Inner {
 
     /// Makes each later session use a separate worker.
     fn separate(&self, place: &str) {
+        self.code_is_known.store(true, Ordering::Relaxed);
         let before = self.sessions_per_worker.swap(1, Ordering::Relaxed);
         self.sessions
             .forget_permits(self.slots.len() * (before - 1));
@@ -351,6 +355,13 @@ impl Inner {
     fn renew(self: &Arc<Self>, slot: usize, worker: &Worker) {
         if worker.is_spent() {
             worker.retire();
+            if !self.code_is_known.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    "a call started a program or ran a text as code, and its worker was replaced: each such call \
+                     waits for a start. If no code of the model runs there, set `runs_code = False` on the \
+                     function or class"
+                );
+            }
             let this = Arc::clone(self);
             // The next caller sees an error of the start.
             let started = async move { drop(this.worker(slot).await) };
@@ -424,6 +435,8 @@ impl Inner {
             };
             self.renew(slot, &worker);
             match called {
+                // Each worker in which code ran has served a call, so that all who wait have their turn.
+                Err(RefusedCall::Unsent(_)) if worker.is_spent() => {}
                 Err(RefusedCall::Unsent(_)) if left > 0 => left -= 1,
                 other => return other.map_err(RefusedCall::into_error),
             }

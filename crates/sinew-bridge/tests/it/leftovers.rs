@@ -256,6 +256,19 @@ async fn what_a_scored_answer_leaves_does_not_reach_the_next_score() {
 }
 
 #[tokio::test]
+async fn all_scores_that_wait_for_a_worker_without_leftovers_come() {
+    let source = "import subprocess\ndef f(output):\n    subprocess.run(['/bin/true'])\n    return len(output)";
+    // More than a call may lose workers that end by a fault.
+    let waiting = 20;
+    let (function, _dir) = reward(source, Sizes::default());
+    let texts: Vec<String> = (0..waiting).map(|n| "x".repeat(n)).collect();
+    let scores = texts.iter().map(|text| score(&function, text));
+    let scores = futures::future::join_all(scores).await;
+    let values: Vec<f64> = scores.iter().map(|score| score.value).collect();
+    assert_eq!(values, (0..waiting).map(|n| n as f64).collect::<Vec<_>>());
+}
+
+#[tokio::test]
 async fn coroutines_that_share_a_worker_start_nothing() {
     let source = "sub = __import__('sub' + 'process')\nasync def f(output):\n    sub.run(['/bin/true'])\n    return 1";
     let (function, _dir) = reward(source, Sizes::default());
