@@ -206,7 +206,9 @@ class Domain:
 
     def evaluate(self, seed, model, folder):
         """Measures a model on the held-out tasks of this domain."""
-        recipe = {**self.recipes[-1], "model": self.base}
+        # The matrix shows sampled success only.
+        measure = {**self.recipes[-1].get("eval", {}), "greedy": False}
+        recipe = {**self.recipes[-1], "model": self.base, "eval": measure}
         self.run("eval", self.written(recipe, "eval"), folder, seed, ["--model", model])
 
     def run(self, command, recipe, folder, seed, more=()):
