@@ -32,7 +32,6 @@ DOMAINS = {
     "reasoning": ["recipes/reasoning.toml"],
     "tabletop": ["recipes/worlds/words/tabletop.toml"],
     "bargain": ["recipes/worlds/words/bargain.toml"],
-    "memory": ["recipes/worlds/words/memory.toml"],
 }
 #: Types of tasks from which on they are taken for a sample of all types, so that they are clusters.
 FEWEST_TYPES = 8

@@ -1,7 +1,7 @@
 //! MCP servers in the form in which each agent reads them from its settings.
 //!
-//! Servers come as most clients write them below `mcpServers`, by name: a `type` of `stdio` has a `command` and
-//! `args`, one of `sse` or `http` has a `url`.
+//! Servers come as most clients write them below `mcpServers`, by name: a `type` of `stdio` has a `command`
+//! and `args`, one of `sse` or `http` has a `url`.
 
 use serde_json::{Map, Value, json};
 

@@ -10,7 +10,7 @@ use crate::port::{
     Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ProgramHost,
     ResetResult, StepResult,
 };
-use crate::reward::GroupReward;
+use crate::reward::{GroupReward, Reward};
 use futures::FutureExt;
 use sinew_types::{Component, Message, Outcome, Role, Task};
 use std::collections::BTreeMap;
@@ -75,6 +75,10 @@ impl EnvFactory for UserMessageEnvs {
 
     fn hosts_programs(&self, task: &Task) -> bool {
         self.inner.hosts_programs(task)
+    }
+
+    fn reward(&self, task: &Task) -> Option<Arc<dyn Reward>> {
+        self.inner.reward(task)
     }
 
     fn group_reward(&self, task: &Task) -> Option<Arc<dyn GroupReward>> {

@@ -52,7 +52,7 @@ pub struct HealthCheck {
 /// One of `mcp_servers`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct McpKeys {
-    /// How it is started or reached.
+    /// The way in which it is started or reached.
     pub server: McpServer,
     /// Requests to it have headers of their own.
     pub headers: bool,

@@ -193,16 +193,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     let token = control_token(args)?;
     let endpoint = args.tls.endpoint("--listen", args.listen)?;
-    let (gateway, pool, engine) = gateway(args)?;
+    let served = gateway(args)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
-    if let Some(folder) = &args.follow {
-        let (follower, json) = (WeightsFollower::new(folder), args.json);
-        runtime.spawn(follow(engine, follower, move |followed| {
-            followed_line(&followed, json);
-            true
-        }));
-    }
-    runtime.block_on(serve(args, endpoint, gateway, pool, &token))
+    runtime.block_on(serve(args, endpoint, served, &token))
 }
 
 /// Says which weights the engine samples with from now on, or why it keeps those that it has.
@@ -230,8 +223,7 @@ fn followed_line(followed: &FollowEvent, json: bool) {
 async fn serve(
     args: &ServeArgs,
     endpoint: Endpoint,
-    gateway: Gateway,
-    pool: Option<Router>,
+    (gateway, pool, engine): ServedParts,
     token: &str,
 ) -> Result<(), Failure> {
     // A script may send one as soon as it reads the address.
@@ -242,6 +234,40 @@ async fn serve(
         .await
         .map_err(|e| Failure::input(format!("--listen: {e}")))?;
     let url = format!("{scheme}://{}", server.address());
+    say_address(args, &gateway, &server, (&url, token));
+    // The address is the first line: weights are followed from then on.
+    if let Some(folder) = &args.follow {
+        let (follower, json) = (WeightsFollower::new(folder), args.json);
+        tokio::spawn(follow(engine, follower, move |followed| {
+            followed_line(&followed, json);
+            true
+        }));
+    }
+    signals.next().await;
+    let cut = stop(args, &gateway, server, &mut signals).await;
+    if args.store.is_none() {
+        gateway.close().await;
+    }
+    let stats = gateway.stats();
+    if args.json {
+        output::print_json(&json!({"stopped": stats, "cut": cut}));
+    } else {
+        output::print(&format!(
+            "stopped: {} calls, {cut} of them cut, {} rollouts finished\n",
+            stats.calls, stats.finished
+        ));
+        if stats.rollouts > 0 {
+            output::print(&format!(
+                "{} rollouts are open: the same command goes on with them\n",
+                stats.rollouts
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Prints the address, and the token unless it is from a file.
+fn say_address(args: &ServeArgs, gateway: &Gateway, server: &Server, (url, token): (&str, &str)) {
     // A token from a file is known already, and must not reach a log.
     let shown = args.control_token_file.is_none().then_some(token);
     if args.json {
@@ -265,27 +291,6 @@ async fn serve(
              open a rollout: curl -X POST -H {bearer} {url}/rollouts\n"
         ));
     }
-    signals.next().await;
-    let cut = stop(args, &gateway, server, &mut signals).await;
-    if args.store.is_none() {
-        gateway.close().await;
-    }
-    let stats = gateway.stats();
-    if args.json {
-        output::print_json(&json!({"stopped": stats, "cut": cut}));
-    } else {
-        output::print(&format!(
-            "stopped: {} calls, {cut} of them cut, {} rollouts finished\n",
-            stats.calls, stats.finished
-        ));
-        if stats.rollouts > 0 {
-            output::print(&format!(
-                "{} rollouts are open: the same command goes on with them\n",
-                stats.rollouts
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Lets running calls end, until `--drain-s` is over or another signal comes, and refuses new ones. Gives the

@@ -13,8 +13,8 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
-/// Most checkpoints of one training run in one answer, which has no pages.
-const ALL: u64 = 10_000;
+/// Checkpoints that are read at once.
+const CHUNK: u64 = 1000;
 /// Bytes of a gigabyte in the SDK's record of storage.
 const GIGABYTE: f64 = 1e9;
 
@@ -79,19 +79,25 @@ pub(crate) async fn training_run_of(
     Ok(Json(training_run(&info)).into_response())
 }
 
-/// `GET training_runs/{id}/checkpoints`.
+/// `GET training_runs/{id}/checkpoints`. The answer has no pages: it holds all of them.
 pub(crate) async fn checkpoints_of(
     State(api): State<Api>,
     Caller(tenant): Caller,
     Path(model): Path<String>,
 ) -> Answer {
     let model = ModelId::from(model);
-    let page = Page {
-        offset: 0,
-        limit: ALL,
-    };
-    let found = api.desk.checkpoints(&tenant, Some(&model), page).await?;
-    let all: Vec<_> = found.items.iter().map(checkpoint).collect();
+    let mut all = Vec::new();
+    loop {
+        let page = Page {
+            offset: all.len() as u64,
+            limit: CHUNK,
+        };
+        let found = api.desk.checkpoints(&tenant, Some(&model), page).await?;
+        all.extend(found.items.iter().map(checkpoint));
+        if found.items.is_empty() || all.len() as u64 >= found.total {
+            break;
+        }
+    }
     Ok(Json(json!({"checkpoints": all, "cursor": null})).into_response())
 }
 

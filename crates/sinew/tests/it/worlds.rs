@@ -189,11 +189,12 @@ fn each_world_has_a_recipe_that_can_be_read() {
     assert_eq!(named, WORLDS);
 }
 
-/// Models from scratch read and write them: `sinew check` plays their gold runs.
+/// `sinew check` plays their gold runs.
 #[test]
 fn recipes_of_small_worlds_pass_every_check() {
     let dir = tempfile::tempdir().unwrap();
-    for (path, _) in chains("recipes/worlds/small") {
+    let folders = ["recipes/worlds/small", "recipes/worlds/words"];
+    for (path, _) in folders.into_iter().flat_map(chains) {
         let mut command = sinew();
         let said = run_ok(command.current_dir(dir.path()).arg("check").arg(&path));
         assert!(said.contains("are solved"), "{}: {said}", path.display());
