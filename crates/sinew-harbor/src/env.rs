@@ -106,7 +106,7 @@ impl EnvFactory for HarborFactory {
             late: false,
             calls: 0,
             counts: Counts::default(),
-            said: Some(Vec::new()),
+            said: None,
             last: Vec::new(),
             spent_s: 0.0,
             end_state: None,
@@ -196,7 +196,8 @@ struct HarborEnv {
     late: bool,
     calls: u32,
     counts: Counts,
-    /// All messages of the episode. `None`: a program plays, and the model server has its messages.
+    /// All messages of the episode, for its verifier. `None` in a place without the folder for them, and
+    /// where a program plays, whose messages the model server has.
     said: Option<Vec<Message>>,
     /// Messages of the last observation.
     last: Vec<Message>,
@@ -347,7 +348,11 @@ impl HarborEnv {
             let mut place = self.take()?;
             self.work = Some(Box::pin(async move {
                 let step = &task.steps[at];
-                let verified = match leave(&mut place, said).await {
+                let left = match said {
+                    Some(document) => leave(&mut place, document).await,
+                    None => Ok(()),
+                };
+                let verified = match left {
                     Ok(()) => verify(&world, &task, step, &mut place).await,
                     Err(e) => Err(e),
                 };
@@ -460,7 +465,8 @@ impl Env for HarborEnv {
             messages.push(Message::new(Role::User, self.present().instruction.clone()));
             let tools = shell.tools();
             let calls = shell.notation();
-            self.note(&messages);
+            let rooted = self.place.as_ref().is_some_and(|place| place.rooted);
+            self.said = rooted.then(|| messages.clone());
             Ok(ResetResult {
                 messages,
                 tools,

@@ -98,7 +98,7 @@ pub struct PlaceFacts {
     pub host_lists: bool,
     /// An agent program plays, which works in the container of its task.
     pub program: bool,
-    /// MCP servers that the player takes; `None`: nobody plays.
+    /// The MCP servers that the player can use. `None` if nobody plays: then tasks run without servers.
     pub mcp: Option<McpFacts>,
     /// Variables of the host that are passed.
     pub passed: PassedEnv,

@@ -40,20 +40,17 @@ pub(crate) struct Verified {
     pub(crate) artifacts_missing: Option<String>,
 }
 
-/// Leaves the conversation of the episode in the machine of its agent, where the format has it. What the
-/// agent put in its place is removed.
+/// Leaves the conversation of the episode in the machine of its agent, where the format has it. A file, link
+/// or folder that the agent put there is removed.
 ///
 /// # Errors
 /// If the machine fails.
-pub(crate) async fn leave(place: &mut Place, document: Option<Vec<u8>>) -> Result<(), EnvError> {
-    let Some(bytes) = document.filter(|_| place.rooted) else {
-        return Ok(());
-    };
+pub(crate) async fn leave(place: &mut Place, document: Vec<u8>) -> Result<(), EnvError> {
     let folder = format!("{}/agent", place.layout.logs);
     let entries = [Entry {
         path: TRAJECTORY_FILE.into(),
         mode: 0o644,
-        kind: EntryKind::File(bytes),
+        kind: EntryKind::File(document),
     }];
     if place.put_entries(&entries, &folder, false).await.is_err() {
         // A link or a folder of the agent is in the way.

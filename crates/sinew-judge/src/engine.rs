@@ -3,8 +3,7 @@
 use crate::chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use sinew_answer::{Turn, has_channels, is_thought_mark};
-use sinew_render::{Renderer, parse_tokens};
+use sinew_render::{Renderer, split_thoughts};
 use sinew_types::{
     Engine, EngineError, EngineEvent, FinishReason, Format, GenerateRequest, Grammar, RequestId,
     SampledToken, SamplingParams, TokenId,
@@ -107,24 +106,7 @@ impl EngineChat {
 
     /// The text of a turn without the thoughts of the model's template.
     fn answer(&self, ids: &[TokenId]) -> String {
-        let text = self.renderer.decode_keeping(ids, is_thought_mark);
-        let format = self.renderer.turn_format().without_calls();
-        let marks = format.reasoning.as_ref();
-        let known = marks.is_none_or(|marks| is_thought_mark(&marks.close));
-        // Headers of messages are no text, and some marks are those of one family only.
-        if (format.calls.is_some() || !known) && !has_channels(&text) {
-            let turn = parse_tokens(self.renderer.as_ref(), ids, &format, &[]);
-            return if turn.content.is_empty() {
-                self.renderer.decode(ids)
-            } else {
-                turn.content
-            };
-        }
-        let marks = format.reasoning;
-        let turn = match &marks {
-            None if !has_channels(&text) => return self.renderer.decode(ids),
-            marks => Turn::split(&text, marks.as_ref().is_some_and(|m| m.opened_by_prompt)),
-        };
+        let turn = split_thoughts(self.renderer.as_ref(), ids);
         // A masked turn has no thoughts, whatever the prompt opened.
         if turn.finished {
             turn.answer

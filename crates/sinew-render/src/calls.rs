@@ -14,7 +14,7 @@ use crate::python;
 use crate::recipients;
 use crate::region::{
     Body, MAX_HEAD, Marks, Region, Scan, Span, code, endless_json, json_calls, json_region,
-    json_sequence, object, parse_json, span, tagged,
+    json_sequence, object, owned, parse_json, span, tagged,
 };
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
@@ -32,12 +32,7 @@ const DSML_INVOKE_END: &str = "</｜DSML｜invoke>";
 
 /// Returns the markers of a format.
 pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
-    let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
-    let tag = |open: &str, close: &str| Marks {
-        open: vec![open.to_owned()],
-        stray: vec![(open.to_owned(), close.to_owned())],
-        ..Marks::default()
-    };
+    let tag = |open: &str, close: &str| Marks::pair(open, close, &[]);
     match format {
         ToolCallFormat::Hermes | ToolCallFormat::SmolLm | ToolCallFormat::Glm => {
             tag(TOOL_CALL, TOOL_CALL_END)
@@ -49,10 +44,10 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
         ToolCallFormat::Tag { tag: name, .. } | ToolCallFormat::List { tag: name } => {
             tag(&format!("<{name}>"), &format!("</{name}>"))
         }
-        ToolCallFormat::Hy3 => Marks {
-            wrapper: owned(&["<tool_calls:opensource>", "</tool_calls:opensource>"]),
-            ..tag(HY3.open, HY3.close)
-        },
+        ToolCallFormat::Hy3 => {
+            let wrapper = ["<tool_calls:opensource>", "</tool_calls:opensource>"];
+            Marks::pair(HY3.open, HY3.close, &wrapper)
+        }
         ToolCallFormat::Fence { language, .. } => Marks {
             open: vec![format!("```{language}")],
             ..Marks::default()

@@ -49,22 +49,13 @@ pub(crate) fn kimi_marks() -> Marks {
         "<|close|>tools<|sep|>",
         "<|close|>message<|sep|>",
     ];
-    marks(KIMI_OPEN, KIMI_CLOSE, &wrapper)
+    Marks::pair(KIMI_OPEN, KIMI_CLOSE, &wrapper)
 }
 
 /// Markers of MiniMax M3.
 pub(crate) fn minimax_marks() -> Marks {
     let wrapper = ["]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"];
-    marks(MINIMAX_OPEN, MINIMAX_CLOSE, &wrapper)
-}
-
-fn marks(open: &str, close: &str, wrapper: &[&str]) -> Marks {
-    Marks {
-        open: vec![open.to_owned()],
-        wrapper: wrapper.iter().map(|mark| (*mark).to_owned()).collect(),
-        stray: vec![(open.to_owned(), close.to_owned())],
-        ..Marks::default()
-    }
+    Marks::pair(MINIMAX_OPEN, MINIMAX_CLOSE, &wrapper)
 }
 
 /// Parses a call of Kimi K3.

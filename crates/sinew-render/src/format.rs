@@ -26,7 +26,7 @@ const HARMONY_THOUGHT: (&str, &str) = (
     "<|end|><|start|>assistant",
 );
 
-/// Reasoning of Muse is a message of its own, too.
+/// Muse writes its reasoning as a separate message, too.
 const MUSE_THOUGHT: (&str, &str) = (" to=self<|message|>", "<|eom|><|start|>assistant");
 
 /// Reasoning of Apriel 1.6, which the generation prompt begins with a sentence.

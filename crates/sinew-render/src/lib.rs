@@ -42,6 +42,7 @@ mod renderer;
 mod size;
 mod template;
 mod template_check;
+mod thoughts;
 mod tiny;
 mod tokenizer;
 mod tool_call;
@@ -65,6 +66,7 @@ pub use template::ChatTemplate;
 pub use template_check::{
     CaseReport, FirstDifference, TemplateCase, Verdict, check_template, template_cases,
 };
+pub use thoughts::split_thoughts;
 pub use tiny::{CharTokenizer, TinyRenderer};
 pub use tokenizer::{GgufVocab, StreamDecoder, Tokenizer};
 pub use tool_call::{MAX_CALLS, ParsedCall, ToolCallError, ToolCallFormat, UnknownFormat};

@@ -6,7 +6,8 @@
 use crate::marked::{NamedTags, Schemas, named};
 use crate::python;
 use crate::region::{
-    Body, Marks, Region, Scan, endless_json, json_calls, json_region, object, parse_json, tagged,
+    Body, Marks, Region, Scan, endless_json, json_calls, json_region, object, owned, parse_json,
+    tagged,
 };
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
@@ -64,18 +65,12 @@ const APERTUS_CLOSE: &str = "<|tools_suffix|>";
 
 /// Start of a call of GigaChat 3.1.
 const GIGACHAT_OPEN: &str = "<|function_call|>";
-/// Start of a call of GigaChat 3, which is a message of its own.
+/// Start of a call of GigaChat 3, which writes it as a separate message.
 const GIGACHAT_MESSAGE: &str = "function call<|role_sep|>";
 
 /// Markers of a format of this module.
 pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
-    let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
-    let pair = |open: &str, close: &str, wrapper: &[&str]| Marks {
-        open: owned(&[open]),
-        wrapper: owned(wrapper),
-        stray: vec![(open.to_owned(), close.to_owned())],
-        ..Marks::default()
-    };
+    let pair = Marks::pair;
     match format {
         ToolCallFormat::Harmony => Marks {
             open: owned(&[HARMONY_TO, HARMONY_CHANNEL_TO]),
@@ -209,7 +204,7 @@ fn harmony_call(text: &str) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, object(Some(&parse_json(json)?))?))
 }
 
-/// Parses `<|function_call|>{"name": ..., "arguments": {...}}`, or the same as a message of its own.
+/// Parses `<|function_call|>{"name": ..., "arguments": {...}}`, or the same JSON as a separate message.
 fn gigachat(text: &str, scan: &mut Scan, last: bool) -> Region {
     let open = [GIGACHAT_OPEN, GIGACHAT_MESSAGE].into_iter();
     let open = open.filter(|mark| text.starts_with(*mark)).map(str::len);

@@ -10,7 +10,7 @@
 
 use crate::marked::{NamedTags, Schemas, named};
 use crate::region::{
-    Body, MAX_HEAD, Marks, Region, Scan, code, endless_json, object, parse_json, tagged,
+    Body, MAX_HEAD, Marks, Region, Scan, code, endless_json, object, owned, parse_json, tagged,
 };
 use crate::tool_call::{ParsedCall, ToolCallError};
 
@@ -42,7 +42,7 @@ const MUSE_VALUES: Body = Body::Values {
 /// Markers of Functionary.
 pub(crate) fn functionary_marks() -> Marks {
     Marks {
-        open: vec![ADDRESS.to_owned()],
+        open: owned(&[ADDRESS]),
         addressed: true,
         ..Marks::default()
     }
@@ -50,18 +50,16 @@ pub(crate) fn functionary_marks() -> Marks {
 
 /// Markers of Muse.
 pub(crate) fn muse_marks() -> Marks {
-    let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
+    let wrapper = [
+        "<|start|>assistant",
+        "<|eom|>",
+        MESSAGE,
+        "<atem:function_calls>",
+        "</atem:function_calls>",
+    ];
     Marks {
         open: owned(&[TO, MUSE.open]),
-        wrapper: owned(&[
-            "<|start|>assistant",
-            "<|eom|>",
-            MESSAGE,
-            "<atem:function_calls>",
-            "</atem:function_calls>",
-        ]),
-        stray: vec![(MUSE.open.to_owned(), MUSE.close.to_owned())],
-        ..Marks::default()
+        ..Marks::pair(MUSE.open, MUSE.close, &wrapper)
     }
 }
 

@@ -24,6 +24,23 @@ pub(crate) struct Marks {
     pub(crate) addressed: bool,
 }
 
+impl Marks {
+    /// Markers of a format whose calls stand between `open` and `close`, and those around its calls.
+    pub(crate) fn pair(open: &str, close: &str, wrapper: &[&str]) -> Self {
+        Self {
+            open: owned(&[open]),
+            wrapper: owned(wrapper),
+            stray: vec![(open.to_owned(), close.to_owned())],
+            ..Self::default()
+        }
+    }
+}
+
+/// Markers as [`Marks`] keeps them.
+pub(crate) fn owned(marks: &[&str]) -> Vec<String> {
+    marks.iter().map(|mark| (*mark).to_owned()).collect()
+}
+
 /// Result of parsing a text that starts with a marker.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Region {

@@ -75,7 +75,7 @@ pub enum ToolCallFormat {
     Apertus,
     /// Functionary 3.2: a message to the tool, `all` being the user.
     Functionary,
-    /// GigaChat 3 (a message of its own) and 3.1.
+    /// GigaChat 3, which writes a call as a separate message, and 3.1.
     GigaChat,
     /// Hy3: the pairs of `Glm` in other tags.
     Hy3,

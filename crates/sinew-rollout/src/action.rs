@@ -3,11 +3,10 @@
 //! Calls are parsed only here, for every environment. Their notation is the one of the model's chat template,
 //! or a tag that the environment explains in its prompt.
 
-use sinew_answer::{Turn, has_channels, is_thought_mark};
 use sinew_env::{Action, CallError, CallNotation};
 use sinew_render::{
     ParsedCall, Renderer, ToolCallError, ToolCallFormat, TurnDelta, TurnFormat, TurnParser,
-    TurnStream, parse_tokens,
+    TurnStream, parse_tokens, split_thoughts,
 };
 use sinew_types::{Message, Role, TokenId, ToolCall, ToolSpec};
 
@@ -32,25 +31,7 @@ fn turn_format(
 /// Separates text and reasoning of a sampled turn. Reasoning is removed if it has the notation of the model's
 /// template or the channels of gpt-oss. Other tags stay in the text, where [`Action::turn`] finds them.
 pub(crate) fn said(renderer: &dyn Renderer, tokens: &[TokenId]) -> Action {
-    // Marks of thoughts may be control tokens, which plain decoding leaves out.
-    let text = renderer.decode_keeping(tokens, is_thought_mark);
-    let format = renderer.turn_format().without_calls();
-    let marks = format.reasoning.as_ref();
-    let known = marks.is_none_or(|marks| is_thought_mark(&marks.close));
-    // Headers of messages are no text, and some marks are those of one family only.
-    if (format.calls.is_some() || !known) && !has_channels(&text) {
-        let turn = parse_tokens(renderer, tokens, &format, &[]);
-        return Action {
-            reasoning: turn.reasoning,
-            ..Action::say(turn.content)
-        };
-    }
-    let reasoning = format.reasoning;
-    if reasoning.is_none() && !has_channels(&text) {
-        return Action::say(renderer.decode(tokens));
-    }
-    let opened = reasoning.is_some_and(|r| r.opened_by_prompt);
-    let turn = Turn::split(&text, opened);
+    let turn = split_thoughts(renderer, tokens);
     Action {
         reasoning: turn.reasoning,
         ..Action::say(turn.answer)

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Semaphore, watch};
 
 /// Most entries of one page of a list.
-const MAX_PAGE: u64 = 1000;
+pub(crate) const MAX_PAGE: u64 = 1000;
 
 /// Files that are sent at the same time. Each holds a thread.
 const DOWNLOADS: usize = 16;

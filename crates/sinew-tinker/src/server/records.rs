@@ -1,6 +1,6 @@
 //! Records of what a tenant has: training runs and checkpoints.
 
-use super::api::{Api, Caller, Paged, Sent};
+use super::api::{Api, Caller, MAX_PAGE, Paged, Sent};
 use super::date::iso;
 use super::error::Answer;
 use super::sessions::texts;
@@ -13,8 +13,6 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
-/// Checkpoints that are read at once.
-const CHUNK: u64 = 1000;
 /// Bytes of a gigabyte in the SDK's record of storage.
 const GIGABYTE: f64 = 1e9;
 
@@ -90,7 +88,7 @@ pub(crate) async fn checkpoints_of(
     loop {
         let page = Page {
             offset: all.len() as u64,
-            limit: CHUNK,
+            limit: MAX_PAGE,
         };
         let found = api.desk.checkpoints(&tenant, Some(&model), page).await?;
         all.extend(found.items.iter().map(checkpoint));
