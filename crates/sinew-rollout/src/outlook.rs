@@ -12,7 +12,7 @@
 use crate::episode::EpisodeSpec;
 use sinew_types::{EpisodeEnd, EpisodeId, TaskId, Trace};
 use std::cmp::Ordering;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 
@@ -77,8 +77,8 @@ impl Mean {
 #[derive(Debug, Default)]
 struct Siblings {
     ended: Mean,
-    /// Start times of the running episodes.
-    running: HashMap<EpisodeId, f64>,
+    /// Start times of the running episodes, in an order of their own: a sum of floats depends on it.
+    running: BTreeMap<EpisodeId, f64>,
 }
 
 /// Sort key of a waiting episode; the smallest starts first.
@@ -332,6 +332,20 @@ mod tests {
         };
         assert_eq!(order(2.0), ["new", "long", "runs", "short"]);
         assert_eq!(order(30.0), ["new", "runs", "long", "short"]);
+    }
+
+    /// The order of waiting episodes is a function of the events, down to the last bit of a sum.
+    #[test]
+    fn equal_histories_give_equal_ranks() {
+        let rank = || {
+            let mut core = OutlookCore::default();
+            for episode in 0..16 {
+                core.began(&spec("t", episode), 0.1 * episode as f64);
+            }
+            core.rank(&spec("t", 16), 7.3)
+        };
+        let first = rank();
+        assert!((0..100).all(|_| rank() == first));
     }
 
     #[test]
