@@ -4,7 +4,7 @@
 //! are here.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
-use crate::backend::{AttemptSink, ServedWeights};
+use crate::backend::{AttemptSink, check_label};
 use crate::error::AttemptError;
 use crate::swap::{LabelSpan, SwapWatch};
 use sinew_types::{FinishReason, RouteSpan, TokenId, TokenLogprob};
@@ -85,7 +85,11 @@ impl<'a> AnswerPieces<'a> {
             let stamps = self.watch.stamps(&seen.spans, self.attempt, before_load)?;
             sink.stamp(&stamps).await?;
         } else {
-            self.check_labels(&seen)?;
+            // Before any of its tokens is handed on.
+            let spans = seen.spans.iter().map(|span| &span.label);
+            for label in spans.chain(&seen.label) {
+                check_label(self.attempt, label)?;
+            }
             if !seen.ids.is_empty() {
                 sink.tokens(&seen.ids, &seen.logprobs, seen.top).await?;
             }
@@ -99,24 +103,6 @@ impl<'a> AnswerPieces<'a> {
                 return Err(AttemptError::Cut(why.to_owned()));
             }
             self.reason = Some(sink.end(&said).await?);
-        }
-        Ok(())
-    }
-
-    /// Checks the labels of a piece before any of its tokens is handed on. They are of the server's own
-    /// weights, also if the attempt asks for an adapter.
-    fn check_labels(&self, seen: &AnswerPiece) -> Result<(), AttemptError> {
-        let spans = seen.spans.iter().map(|span| &span.label);
-        let served = self.attempt.served();
-        let expected = served.unwrap_or(self.attempt.weights);
-        let right = served.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
-        for label in spans.chain(&seen.label) {
-            if ServedWeights::from_label(label) != right {
-                return Err(AttemptError::Version {
-                    expected,
-                    found: label.clone(),
-                });
-            }
         }
         Ok(())
     }

@@ -20,11 +20,12 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// Weights that a server reports.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ServedWeights {
     /// Labelled by this system: version and lineage, such as `v13-9f3c12ab`.
     Version(WeightsId),
     /// The weights with which the server was started: never labelled, or restarted since.
+    #[default]
     Unlabelled,
     /// Labelled by another client, without a lineage, or in the middle of loading. Never sampled from.
     Foreign(String),
@@ -55,6 +56,23 @@ impl ServedWeights {
     }
 }
 
+/// Checks a label of the server's own weights: also if the attempt asks for an adapter, they must be those
+/// that it is applied to.
+///
+/// # Errors
+/// If it is of other weights.
+pub(crate) fn check_label(attempt: &Attempt, label: &str) -> Result<(), AttemptError> {
+    let served = attempt.served();
+    let right = served.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
+    if ServedWeights::from_label(label) == right {
+        return Ok(());
+    }
+    Err(AttemptError::Version {
+        expected: served.unwrap_or(attempt.weights),
+        found: label.to_owned(),
+    })
+}
+
 impl fmt::Display for ServedWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -66,7 +84,7 @@ impl fmt::Display for ServedWeights {
 }
 
 /// The state of a server, as one probe shows it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Probe {
     /// The weights that the server has now; the engine serves only if they are the router's.
     pub weights: ServedWeights,
@@ -102,18 +120,7 @@ impl Probe {
     pub fn new(weights: ServedWeights) -> Self {
         Self {
             weights,
-            sleeping: false,
-            running: 0,
-            waiting: 0,
-            kv_tokens_total: None,
-            kv_tokens_free: None,
-            context: None,
-            vocab: None,
-            adapters: None,
-            sampled_tokens: 0,
-            prefill_tokens: 0,
-            cached_prompt_tokens: 0,
-            preemptions: 0,
+            ..Self::default()
         }
     }
 }

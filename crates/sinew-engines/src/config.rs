@@ -104,9 +104,7 @@ impl RemoteConfig {
             jitter,
         }
     }
-}
 
-impl RemoteConfig {
     /// The weights that the servers hold at the start.
     pub(crate) fn first(&self) -> WeightsId {
         WeightsId::new(self.version, self.lineage)

@@ -37,22 +37,7 @@ pub enum FormatMode {
 impl FormatMode {
     /// The values of the recipe key and of the command line, in the order of the variants.
     pub const NAMES: [&'static str; 3] = ["guided", "advice", "refuse"];
-}
 
-impl FromStr for FormatMode {
-    type Err = ModeError;
-
-    fn from_str(text: &str) -> Result<Self, ModeError> {
-        match text {
-            "guided" => Ok(Self::Guided),
-            "advice" => Ok(Self::Advice),
-            "refuse" => Ok(Self::Refuse),
-            _ => Err(ModeError::Format(text.into(), Self::NAMES.join(", "))),
-        }
-    }
-}
-
-impl FormatMode {
     /// Takes the format out of `sampling` unless the server enforces it, and returns the record of
     /// it that goes with the tokens.
     pub(crate) fn apply(
@@ -79,6 +64,19 @@ impl FormatMode {
             }
         };
         Ok(Some(Arc::new(FormatLaw { format, enforced })))
+    }
+}
+
+impl FromStr for FormatMode {
+    type Err = ModeError;
+
+    fn from_str(text: &str) -> Result<Self, ModeError> {
+        match text {
+            "guided" => Ok(Self::Guided),
+            "advice" => Ok(Self::Advice),
+            "refuse" => Ok(Self::Refuse),
+            _ => Err(ModeError::Format(text.into(), Self::NAMES.join(", "))),
+        }
     }
 }
 

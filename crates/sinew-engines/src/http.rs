@@ -17,6 +17,7 @@ use crate::config::{ConfigError, Timeouts};
 use crate::error::{AttemptError, Stage};
 use crate::sse::SseParser;
 use bytes::Bytes;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sinew_http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
@@ -30,6 +31,17 @@ use std::time::Duration;
 const MAX_BODY_BYTES: u64 = 16 << 20;
 /// Maximum length of a quoted error text, in characters.
 const MAX_QUOTED: usize = 400;
+
+/// The answer of `/v1/models`.
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<ModelCard>,
+}
+
+#[derive(Deserialize)]
+struct ModelCard {
+    id: String,
+}
 
 /// A server's address and the client that speaks to it. Cheap to clone.
 #[derive(Clone)]
@@ -157,6 +169,17 @@ impl Http {
     pub(crate) async fn get_text(&self, path: &str) -> Result<String, AttemptError> {
         let bytes = self.get_bytes(path).await?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Names that `/v1/models` lists: models, and adapters where the server lists them.
+    pub(crate) async fn models(&self) -> Result<Vec<String>, AttemptError> {
+        let list: ModelList = self.get("/v1/models").await?;
+        Ok(list.data.into_iter().map(|card| card.id).collect())
+    }
+
+    /// Whether the server lists a model or an adapter of this name.
+    pub(crate) async fn lists(&self, name: &str) -> Result<bool, AttemptError> {
+        Ok(self.models().await?.iter().any(|listed| listed == name))
     }
 
     /// Sends a command and reads its answer, of any form, within `limit_s` seconds.

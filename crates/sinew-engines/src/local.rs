@@ -32,13 +32,7 @@ pub struct LocalBackend {
     adapters: Mutex<BTreeSet<String>>,
 }
 
-impl std::fmt::Debug for LocalBackend {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalBackend")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(LocalBackend, name);
 
 /// Aborts the attempt's request if its future is dropped.
 struct AbortOnDrop<'a> {

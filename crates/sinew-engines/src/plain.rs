@@ -6,7 +6,6 @@ use crate::backend::{AttemptSink, Probe, ServedWeights};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::AttemptError;
 use crate::http::Http;
-use serde::Deserialize;
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, WeightsId};
 use std::sync::{Mutex, PoisonError};
 
@@ -21,16 +20,6 @@ pub(crate) struct PlainServer {
 
 // The key of the configuration is not for logs.
 sinew_types::debug_fields!(PlainServer, http);
-
-#[derive(Deserialize)]
-struct ModelList {
-    data: Vec<ModelCard>,
-}
-
-#[derive(Deserialize)]
-struct ModelCard {
-    id: String,
-}
 
 impl PlainServer {
     /// A client of the server of `config`, which need not be up yet.
@@ -59,14 +48,13 @@ impl PlainServer {
         if let Some(model) = known {
             return Ok(model);
         }
-        let list: ModelList = self.http.get("/v1/models").await?;
-        let Some(first) = list.data.into_iter().next() else {
+        let Some(first) = self.http.models().await?.into_iter().next() else {
             let why = "naming a model: it lists none, set `model`".to_owned();
             return Err(AttemptError::Unsupported(why));
         };
         let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
-        *model = Some(first.id.clone());
-        Ok(first.id)
+        *model = Some(first.clone());
+        Ok(first)
     }
 
     /// The state of the server, as far as the protocol has one.

@@ -20,7 +20,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{Fidelity, PromptLogprobs, WeightsId};
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Announced weights that count.
@@ -80,24 +79,17 @@ pub struct EngineAddress {
 }
 
 /// Seats in front of a router. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EngineSeats {
     seats: Vec<Arc<Seat>>,
     /// Seats without an engine, the one that was left first at the front.
     free: Arc<Mutex<VecDeque<usize>>>,
     known: KnownWeights,
-    key: Secret,
+    key: String,
 }
 
-/// A text that is not shown.
-#[derive(Clone)]
-struct Secret(String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
-    }
-}
+// The key is not for logs.
+sinew_types::debug_fields!(EngineSeats, seats, free, known);
 
 impl EngineSeats {
     /// Empty seats. `key` is the bearer token of all engines.
@@ -112,7 +104,7 @@ impl EngineSeats {
             seats: (0..count).map(seat).collect(),
             free: Arc::new(Mutex::new((0..count).collect())),
             known,
-            key: Secret(key.to_owned()),
+            key: key.to_owned(),
         }
     }
 
@@ -170,7 +162,7 @@ impl EngineSeats {
         };
         Ok(SeatedEngine {
             address: address.clone(),
-            http: Http::new(&address.url, Some(&self.key.0), timeouts)?,
+            http: Http::new(&address.url, Some(&self.key), timeouts)?,
             known: self.known.clone(),
         })
     }

@@ -10,6 +10,7 @@ use crate::attempt::Attempt;
 use crate::backend::{ServedWeights, Stamp};
 use crate::error::{AttemptError, Stage};
 use crate::http::EventStream;
+use serde::Deserialize;
 use sinew_types::WeightsId;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,12 +20,15 @@ use std::time::Instant;
 const MAX_LOADS: usize = 256;
 
 /// A part of an output, and the label of the weights that sampled it. Positions count from the attempt's
-/// first token.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// first token. vLLM and SGLang report it in this form.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct LabelSpan {
+    #[serde(rename = "version")]
     pub(crate) label: String,
+    #[serde(default)]
     pub(crate) start: usize,
     /// Position after the last one.
+    #[serde(default)]
     pub(crate) end: usize,
 }
 

@@ -342,36 +342,29 @@ impl Worker {
             // The same weights would be as wrong: it waits for the next ones, or to be started anew.
             return;
         }
-        let backend = Arc::clone(&self.backends[engine]);
-        let epoch = self.epoch();
-        if let Some(weights) = self.current.clone() {
-            self.repairing[engine] = true;
-            self.tasks.spawn(async move {
-                let result = backend.load(&weights).await;
-                Report::Repaired {
-                    engine,
-                    epoch,
-                    id,
-                    result,
-                }
-            });
-        } else if self.adapters.is_none()
+        let current = self.current.clone();
+        let may_label = self.adapters.is_none()
             && (id == self.first || self.follows)
-            && probe.weights == ServedWeights::Unlabelled
-        {
-            // A server that was started anew has its first weights again, whatever others have.
-            let id = self.first;
-            self.repairing[engine] = true;
-            self.tasks.spawn(async move {
-                let result = backend.label(id).await;
-                Report::Repaired {
-                    engine,
-                    epoch,
-                    id,
-                    result,
-                }
-            });
+            && probe.weights == ServedWeights::Unlabelled;
+        if current.is_none() && !may_label {
+            return;
         }
+        let backend = Arc::clone(&self.backends[engine]);
+        let (epoch, first) = (self.epoch(), self.first);
+        self.repairing[engine] = true;
+        self.tasks.spawn(async move {
+            let (id, result) = match current {
+                Some(weights) => (id, backend.load(&weights).await),
+                // A server that was started anew has its first weights again, whatever others have.
+                None => (first, backend.label(first).await),
+            };
+            Report::Repaired {
+                engine,
+                epoch,
+                id,
+                result,
+            }
+        });
     }
 
     /// Probes an engine, after a while.
@@ -530,11 +523,7 @@ impl Worker {
             return;
         };
         self.next_epoch();
-        let failed = results.iter().filter_map(|(i, r)| {
-            let error = r.as_ref().err()?;
-            Some(format!("{}: {error}", self.backends[*i].name()))
-        });
-        let failed: Vec<_> = failed.collect();
+        let failed = self.failures(results);
         let before = self.router.weights();
         let changed = self.router.loaded(now, id, results);
         if changed {
@@ -545,18 +534,27 @@ impl Worker {
             self.replace(before, id);
             self.current = again.folder.is_some().then_some(again);
             if !failed.is_empty() {
-                tracing::warn!(%id, failed = failed.join("; "), "not every engine has loaded the weights");
+                tracing::warn!(%id, failed, "not every engine has loaded the weights");
             }
         }
         self.publish();
         let result = if changed {
             Ok(())
         } else {
-            Err(EngineError::Weights(failed.join("; ")))
+            Err(EngineError::Weights(failed))
         };
         answer(&reply, result);
         self.look_at_all();
         self.next_control();
+    }
+
+    /// The engines that failed, each with its error; empty if all succeeded.
+    fn failures(&self, results: &[(usize, Result<(), AttemptError>)]) -> String {
+        let failed = results.iter().filter_map(|(i, r)| {
+            let error = r.as_ref().err()?;
+            Some(format!("{}: {error}", self.backends[*i].name()))
+        });
+        failed.collect::<Vec<_>>().join("; ")
     }
 
     /// One adapter takes the place of another.

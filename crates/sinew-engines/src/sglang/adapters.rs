@@ -9,7 +9,6 @@ use super::SglangBackend;
 use crate::attempt::Attempt;
 use crate::backend::{NamedAdapter, ServedWeights, Weights};
 use crate::error::AttemptError;
-use serde::Deserialize;
 use serde_json::json;
 use sinew_types::{EngineError, WeightsId};
 use std::collections::BTreeSet;
@@ -18,16 +17,6 @@ use std::path::Path;
 /// Flags of a server that loads adapters.
 const START: &str = "start SGLang with --enable-lora, --max-lora-rank of at least the adapter's rank \
     (train.lora.rank) and --lora-target-modules, and let it see the folder under the same path";
-
-#[derive(Deserialize)]
-struct ModelList {
-    data: Vec<ModelCard>,
-}
-
-#[derive(Deserialize)]
-struct ModelCard {
-    id: String,
-}
 
 /// An adapter that was loaded.
 #[derive(Clone, Debug)]
@@ -67,7 +56,7 @@ impl SglangBackend {
     pub(super) async fn load_named(&self, adapter: &NamedAdapter) -> Result<(), AttemptError> {
         let (name, folder) = (adapter.server_name.as_str(), adapter.folder()?);
         let known = self.remember(|m| m.named.contains_key(name));
-        if !known && self.lists(name).await? {
+        if !known && self.http.lists(name).await? {
             self.unload_adapter(name).await?;
         }
         let listed = self.put_adapter(name, folder).await?;
@@ -79,8 +68,7 @@ impl SglangBackend {
     /// there until a request misses it.
     pub(super) async fn named_there(&self) -> Result<BTreeSet<String>, AttemptError> {
         if self.remember(|m| m.named.values().any(|listed| *listed)) {
-            let list: ModelList = self.http.get("/v1/models").await?;
-            let found: BTreeSet<String> = list.data.into_iter().map(|card| card.id).collect();
+            let found = self.http.models().await?;
             self.remember(|m| {
                 m.named
                     .retain(|name, listed| !*listed || found.contains(name));
@@ -97,7 +85,7 @@ impl SglangBackend {
         let body = json!({ "lora_name": name, "lora_path": folder.to_string_lossy() });
         let load_s = self.http.timeouts.load_s;
         let loaded = self.command(path, &body, load_s).await;
-        let listed = self.lists(name).await?;
+        let listed = self.http.lists(name).await?;
         match loaded {
             Err(AttemptError::Unsupported(why) | AttemptError::Status { body: why, .. })
                 if !listed =>
@@ -107,12 +95,6 @@ impl SglangBackend {
             Err(error) if !listed => Err(error),
             _ => Ok(listed),
         }
-    }
-
-    /// Whether the server lists an adapter of this name.
-    async fn lists(&self, name: &str) -> Result<bool, AttemptError> {
-        let list: ModelList = self.http.get("/v1/models").await?;
-        Ok(list.data.iter().any(|card| card.id == name))
     }
 
     /// The weights that requests are sampled by, where `base` are the server's own: those of the newest
@@ -125,7 +107,7 @@ impl SglangBackend {
         if base != ServedWeights::Unlabelled {
             return Ok(ServedWeights::Foreign(base.to_string()));
         }
-        if adapter.listed && !self.lists(&adapter.name).await? {
+        if adapter.listed && !self.http.lists(&adapter.name).await? {
             self.forget(&adapter.name);
             return Ok(base);
         }
@@ -145,7 +127,7 @@ impl SglangBackend {
         let (path, body) = ("/unload_lora_adapter", json!({ "lora_name": name }));
         let control_s = self.http.timeouts.control_s;
         match self.command(path, &body, control_s).await {
-            Err(AttemptError::Unsupported(_)) if !self.lists(name).await? => {}
+            Err(AttemptError::Unsupported(_)) if !self.http.lists(name).await? => {}
             other => other?,
         }
         self.remember(|m| m.named.remove(name));

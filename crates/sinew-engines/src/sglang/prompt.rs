@@ -11,7 +11,7 @@
 use super::SglangBackend;
 use super::wire::{self, Entry, Finish};
 use crate::attempt::Attempt;
-use crate::backend::ServedWeights;
+use crate::backend::check_label;
 use crate::check::refused;
 use crate::error::AttemptError;
 use serde::Deserialize;
@@ -116,15 +116,7 @@ fn read(
     {
         return Err(protocol("they are of another prompt".to_owned()));
     }
-    let label = meta.weight_version.unwrap_or_default();
-    let served = attempt.served();
-    let right = served.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
-    if ServedWeights::from_label(&label) != right {
-        return Err(AttemptError::Version {
-            expected: served.unwrap_or(attempt.weights),
-            found: label,
-        });
-    }
+    check_label(attempt, &meta.weight_version.unwrap_or_default())?;
     let places = asked.places(prompt.len());
     let own = meta.input_token_logprobs.unwrap_or_default();
     if own.len() != places.len() + 1 {

@@ -76,18 +76,9 @@ struct MetaInfo {
     cached_tokens: Option<u32>,
     weight_version: Option<String>,
     #[serde(default)]
-    weight_versions: Vec<Span>,
+    weight_versions: Vec<LabelSpan>,
     output_token_logprobs: Option<Vec<Entry>>,
     output_top_logprobs: Option<Vec<Option<Vec<Entry>>>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Span {
-    version: String,
-    #[serde(default)]
-    start: usize,
-    #[serde(default)]
-    end: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -134,11 +125,6 @@ pub(super) fn read(
         let why = "the ids of `output_token_logprobs` are not `output_ids`".to_owned();
         return Err(AttemptError::Protocol(why));
     }
-    let spans = meta.weight_versions.into_iter().map(|s| LabelSpan {
-        label: s.version,
-        start: s.start,
-        end: s.end,
-    });
     let top = tops.into_iter().skip(skip).map(|t| best(t, asked));
     Ok(AnswerPiece {
         prompt: chunk.prompt_token_ids,
@@ -147,7 +133,7 @@ pub(super) fn read(
         top: top.collect(),
         end: meta.finish_reason.map(end),
         label: Some(meta.weight_version.unwrap_or_default()),
-        spans: spans.collect(),
+        spans: meta.weight_versions,
         cached: meta.cached_tokens,
         routes: None,
     })

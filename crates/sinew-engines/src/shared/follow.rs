@@ -1,6 +1,5 @@
 //! The engine's side: the newest version, verified.
 
-use super::publish::width;
 use super::tensors::{TensorFile, invalid};
 use super::{DELTAS, LATEST, MANIFEST, TENSORS, delta};
 use sinew_types::{
@@ -182,7 +181,7 @@ impl WeightsFollower {
             match (&deltas, tensor.delta) {
                 (Some(file), Some(span)) => {
                     let delta = stretch(file, span).map_err(|e| wrong(e.to_string()))?;
-                    if !delta::apply(&mut bytes, &delta, width(tensor.dtype)) {
+                    if !delta::apply(&mut bytes, &delta, tensor.dtype.bytes()) {
                         return Err(wrong("its difference is of another tensor".into()));
                     }
                 }

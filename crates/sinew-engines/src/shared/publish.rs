@@ -5,7 +5,7 @@ use super::tensors::TensorFile;
 use super::{DELTA_PARTS, DELTAS, LATEST, MAX_DELTA, MAX_PAUSE, TENSORS};
 use crate::folder::{FolderError, Stage, WeightsFolder, bytes_as, io, remove, write};
 use sinew_types::{
-    DeltaSpan, Dtype, Lineage, PolicyVersion, TensorSource, WeightsId, WeightsManifest,
+    DeltaSpan, Lineage, PolicyVersion, TensorSource, WeightsId, WeightsManifest,
     WeightsManifestTensor,
 };
 use std::fs::{self, File};
@@ -174,8 +174,8 @@ impl SharedWeights {
             let Ok(old) = anchor.file.read(name, new.len()) else {
                 return give_up(&path, false);
             };
-            let bytes =
-                delta::encode(&old, &new, width(tensor.dtype)).map_err(io("pack", &path))?;
+            let bytes = delta::encode(&old, &new, tensor.dtype.bytes());
+            let bytes = bytes.map_err(io("pack", &path))?;
             file.write_all(&bytes).map_err(io("write", &path))?;
             listed.push(WeightsManifestTensor {
                 file: DELTAS.to_owned(),
@@ -242,11 +242,6 @@ fn give_up(path: &Path, is_large: bool) -> Result<Difference, FolderError> {
         manifest: None,
         is_large,
     })
-}
-
-/// Bytes of a number.
-pub(super) fn width(dtype: Dtype) -> usize {
-    dtype.bytes()
 }
 
 fn length(path: &Path) -> Result<u64, FolderError> {

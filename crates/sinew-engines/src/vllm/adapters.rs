@@ -4,7 +4,7 @@
 //! run's weights are an adapter, the server's own weights stay those that it was started with. Adapters that
 //! requests of their own name are applied to whatever weights the server has; those are verified as always.
 
-use super::{ModelList, VllmBackend};
+use super::VllmBackend;
 use crate::attempt::Attempt;
 use crate::backend::{NamedAdapter, ServedWeights, Weights};
 use crate::error::AttemptError;
@@ -44,7 +44,7 @@ impl VllmBackend {
         let (name, folder) = (adapter.server_name.as_str(), adapter.folder()?);
         // The memory must be of this process.
         self.look().await?;
-        if !self.remember(|m| m.named.contains(name)) && self.has_adapter(name).await? {
+        if !self.remember(|m| m.named.contains(name)) && self.http.lists(name).await? {
             self.unload_adapter(name).await?;
         }
         self.put_adapter(name, folder).await?;
@@ -56,8 +56,7 @@ impl VllmBackend {
     pub(super) async fn named_there(&self) -> Result<BTreeSet<String>, AttemptError> {
         let mut named = self.remember(|m| m.named.clone());
         if !named.is_empty() {
-            let list: ModelList = self.http.get("/v1/models").await?;
-            let listed: BTreeSet<String> = list.data.into_iter().map(|card| card.id).collect();
+            let listed = self.http.models().await?;
             named.retain(|name| listed.contains(name));
         }
         Ok(named)
@@ -72,7 +71,7 @@ impl VllmBackend {
         let load_s = self.http.timeouts.load_s;
         let loaded = self.http.post(path, Some(&body), load_s).await;
         if let Err(error) = loaded
-            && !self.has_adapter(name).await?
+            && !self.http.lists(name).await?
         {
             return Err(match error {
                 AttemptError::Refused(EngineError::Failed(why))
@@ -82,17 +81,11 @@ impl VllmBackend {
                 error => error,
             });
         }
-        if !self.has_adapter(name).await? {
+        if !self.http.lists(name).await? {
             let why = format!("POST {path}: it does not list the adapter {name} afterwards");
             return Err(AttemptError::Protocol(why));
         }
         Ok(())
-    }
-
-    /// Whether the server lists an adapter of this name.
-    async fn has_adapter(&self, name: &str) -> Result<bool, AttemptError> {
-        let list: ModelList = self.http.get("/v1/models").await?;
-        Ok(list.data.iter().any(|card| card.id == name))
     }
 
     /// The weights that requests are sampled by: those of the newest adapter, if any was loaded. A server
@@ -105,7 +98,7 @@ impl VllmBackend {
         if base != ServedWeights::Unlabelled {
             return Ok(ServedWeights::Foreign(base.to_string()));
         }
-        let there = self.has_adapter(&name).await?;
+        let there = self.http.lists(&name).await?;
         let known = there.then_some(ServedWeights::Version(id));
         Ok(known.unwrap_or(ServedWeights::Unlabelled))
     }

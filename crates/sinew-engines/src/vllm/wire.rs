@@ -115,7 +115,8 @@ struct Choice {
     logprobs: Option<Logprobs>,
     finish_reason: Option<String>,
     stop_reason: Option<StopReason>,
-    weight_versions: Option<Vec<VersionSpan>>,
+    /// Weights of the parts of the output, with the last piece.
+    weight_versions: Option<Vec<LabelSpan>>,
     routed_experts: Option<String>,
 }
 
@@ -125,16 +126,6 @@ struct Choice {
 enum StopReason {
     Id(TokenId),
     Text(String),
-}
-
-/// Weights of a part of the output, with the last piece.
-#[derive(Debug, Deserialize)]
-struct VersionSpan {
-    version: String,
-    #[serde(default)]
-    start: usize,
-    #[serde(default)]
-    end: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -192,13 +183,7 @@ pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<AnswerPiec
     seen.ids = choice.token_ids.ok_or_else(|| {
         AttemptError::Protocol("no `token_ids`: is it a vLLM of 0.10.2 or later?".to_owned())
     })?;
-    let spans = choice.weight_versions.unwrap_or_default();
-    let spans = spans.into_iter().map(|s| LabelSpan {
-        label: s.version,
-        start: s.start,
-        end: s.end,
-    });
-    seen.spans = spans.collect();
+    seen.spans = choice.weight_versions.unwrap_or_default();
     if let (Some(start), Some(text)) = (sampling.routes_from, &choice.routed_experts) {
         seen.routes = experts::parse(text, start)?;
     }

@@ -101,11 +101,7 @@ impl Worker {
             return;
         };
         self.named.changed();
-        let failed = results.iter().filter_map(|(i, r)| {
-            let error = r.as_ref().err()?;
-            Some(format!("{}: {error}", self.backends[*i].name()))
-        });
-        let failed = failed.collect::<Vec<_>>().join("; ");
+        let failed = self.failures(results);
         let (name, adapter) = (job.name, job.adapter);
         let routed = RoutedAdapter {
             id: adapter.id,

@@ -38,7 +38,7 @@ impl Router {
         self.counters.interrupted_attempts += 1;
         self.seen.clear(engine);
         if let Some(engine) = self.engines.get_mut(engine) {
-            engine.weights = version_of(label);
+            engine.weights = label.parse().ok();
             if engine.weights.is_none() {
                 engine.trouble = Some(format!("it has {label:.60}"));
             }
@@ -50,7 +50,7 @@ impl Router {
         if let Some(reason) = state.known_end() {
             return self.finish(request, reason);
         }
-        if version_of(label).is_some() || state.attempt_tokens > 0 {
+        if label.parse::<WeightsId>().is_ok() || state.attempt_tokens > 0 {
             state.deadline = now + self.config.max_wait_s;
         } else if !label.starts_with(LOADING) {
             state.failures += 1;
@@ -264,13 +264,5 @@ impl Router {
             self.wake = self.wake.min(state.deadline);
             self.waiting.insert(state.place());
         }
-    }
-}
-
-/// The weights that a label names, if it names any.
-fn version_of(label: &str) -> Option<WeightsId> {
-    match ServedWeights::from_label(label) {
-        ServedWeights::Version(id) => Some(id),
-        ServedWeights::Unlabelled | ServedWeights::Foreign(_) => None,
     }
 }
