@@ -24,8 +24,7 @@ use crate::session::{CallRequest, CallStart, RolloutSpec, Session};
 use crate::stats::Counters;
 use sinew_dialect::fields::Notes;
 use sinew_dialect::format::FormatAsk;
-use sinew_dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
-use sinew_dialect::{ApiError, Prompt};
+use sinew_dialect::{AnswerContext, ApiError, Dialect, ModelRequest, Prompt, ToolChoice};
 use sinew_render::{
     Renderer, ToolCallFormat, TurnFormat, TurnOptions, call_end, forced_opening, text_only,
 };

@@ -16,9 +16,7 @@ use crate::rollout::{Rollout, unix_s};
 use crate::running::{ABORT_GRACE, RunningCall};
 use crate::session::SampledTurn;
 use crate::stats::Counters;
-use sinew_dialect::ApiError;
-use sinew_dialect::StoredAnswer;
-use sinew_dialect::{Choice, Delta, ModelResponse, TurnEnd, Usage};
+use sinew_dialect::{ApiError, Choice, Delta, ModelResponse, StoredAnswer, TurnEnd, Usage};
 use sinew_render::{Piece, TurnOptions, TurnReader};
 use sinew_types::{
     Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, PromptLogprob,

@@ -9,11 +9,8 @@
 //! | a format and tools | yes | a call or an answer of the format |
 //! | a required call | yes | a call |
 
-use sinew_dialect::ApiError;
-use sinew_dialect::Prompt;
-use sinew_dialect::count_ignored;
 use sinew_dialect::format::{ANY_OBJECT, FormatAsk};
-use sinew_dialect::{ModelRequest, ToolChoice};
+use sinew_dialect::{ApiError, ModelRequest, Prompt, ToolChoice, count_ignored};
 use sinew_render::{ToolCallFormat, call_marks, forced_opening};
 use sinew_types::{Format, Grammar, ToolGrammar, ToolNeed, ToolTag};
 use std::sync::Arc;

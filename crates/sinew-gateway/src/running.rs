@@ -4,8 +4,7 @@
 //! it, and its tokens are captured even if the client disconnects. A call without a reader continues for a
 //! while, since clients close a connection before they retry; then it is aborted.
 
-use sinew_dialect::ApiError;
-use sinew_dialect::{AnswerContext, Delta, ModelResponse};
+use sinew_dialect::{AnswerContext, ApiError, Delta, ModelResponse};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;

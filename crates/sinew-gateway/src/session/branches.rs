@@ -42,9 +42,9 @@ impl Graph {
             });
         }
         let known_tools = self.states.root(keys::tools(tools)).is_some();
-        Some(match self.known_turns.find(messages) {
-            Some(turn) if !turn.moved_up && known_tools => BranchCause::EditedHistory,
-            Some(turn) if !turn.moved_up => BranchCause::ChangedTools,
+        Some(match self.known_turns.moved_up(messages) {
+            Some(false) if known_tools => BranchCause::EditedHistory,
+            Some(false) => BranchCause::ChangedTools,
             None if messages
                 .get(known)
                 .is_some_and(|m| m.role == Role::Assistant) =>

@@ -23,13 +23,6 @@ pub(super) struct KnownTurns {
     calls: HashMap<String, u32>,
 }
 
-/// A turn of the model in a request that starts over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FoundTurn {
-    /// Whether fewer messages precede it than when it was sampled.
-    pub(super) moved_up: bool,
-}
-
 impl KnownTurns {
     /// Records that the model answered `before` with `turn`, which is message `at` of its conversation.
     pub(super) fn add(&mut self, before: Option<Key>, turn: &Message, at: u32) {
@@ -42,8 +35,9 @@ impl KnownTurns {
         self.calls.extend(ids.map(|call| (call.id.clone(), at)));
     }
 
-    /// The first of these messages that is a turn of the model, or the result of one of its calls.
-    pub(super) fn find(&self, messages: &[Message]) -> Option<FoundTurn> {
+    /// Whether fewer messages precede the first turn of the model in these messages, or the first result of
+    /// one of its calls, than when it was sampled; `None` if they have neither.
+    pub(super) fn moved_up(&self, messages: &[Message]) -> Option<bool> {
         let mut before = None;
         messages.iter().zip(0u32..).find_map(|(message, now)| {
             let then = match message.role {
@@ -62,9 +56,7 @@ impl KnownTurns {
             if message.role != Role::System {
                 before = Some(keys::exact(message));
             }
-            then.map(|then| FoundTurn {
-                moved_up: now < then,
-            })
+            then.map(|then| now < then)
         })
     }
 }

@@ -38,9 +38,7 @@ use calls::{Call, Calls, Running};
 use graph::Graph;
 use last_path::LastPath;
 use rewards::Rewards;
-use sinew_dialect::StoredAnswer;
-use sinew_dialect::{Ignored, count_ignored};
-use sinew_dialect::{Prompt, message_bytes};
+use sinew_dialect::{Ignored, Prompt, StoredAnswer, count_ignored, message_bytes};
 use sinew_render::Renderer;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, Limit, NO_PARENT, NodeId, TokenId, mix_seed,

@@ -237,7 +237,7 @@ impl Graph {
             let state = self.states.get(*id);
             state.prompt.is_some() || state.turn.is_some()
         };
-        walk.states.iter().skip(1).any(asked) || self.known_turns.find(messages).is_some()
+        walk.states.iter().skip(1).any(asked) || self.known_turns.moved_up(messages).is_some()
     }
 
     /// Returns the nodes from a position over `rest`; `None` if the tokens before it cannot be reused.

@@ -39,8 +39,6 @@ struct Turn {
 pub(crate) struct Walk {
     /// State after each known message, starting with the root.
     pub(crate) states: Vec<StateId>,
-    /// Number of turns that were recognized although the client had changed them.
-    pub(crate) loose_turns: u32,
     /// Whether the client had changed the last recognized turn.
     pub(crate) last_loose: bool,
 }
@@ -123,7 +121,6 @@ impl States {
     pub(crate) fn walk(&self, root: StateId, messages: &[Message]) -> Walk {
         let mut walk = Walk {
             states: vec![root],
-            loose_turns: 0,
             last_loose: false,
         };
         let mut at = root;
@@ -131,7 +128,6 @@ impl States {
             let exact = keys::exact(message);
             let next = match self.turn(at, message, exact) {
                 Some((state, changed)) => {
-                    walk.loose_turns += u32::from(changed);
                     walk.last_loose = changed;
                     Some(state)
                 }

@@ -79,6 +79,19 @@ fn user(text: &str) -> Message {
     Message::new(Role::User, text)
 }
 
+/// A call of a prompt, with one choice and nothing else.
+fn call_of(prompt: &Prompt) -> CallRequest<'_> {
+    static IGNORED: Ignored = Ignored::new();
+    CallRequest {
+        prompt,
+        known: None,
+        tools: &[],
+        opening: "",
+        choices: 1,
+        ignored: &IGNORED,
+    }
+}
+
 struct Client {
     renderer: ChatRenderer,
     session: Session,
@@ -110,12 +123,9 @@ impl Client {
 
     fn prompt(&mut self, prompt: &Prompt, texts: &[(&str, bool)]) -> CallStart {
         let ask = CallRequest {
-            prompt,
-            known: None,
             tools: &self.tools,
-            opening: "",
             choices: texts.len() as u32,
-            ignored: &Ignored::new(),
+            ..call_of(prompt)
         };
         let begun = self.session.begin(&self.renderer, &ask, NOW).unwrap();
         for (text, closed) in texts {
@@ -192,17 +202,8 @@ fn what_clients_drop_does_not_break_the_thread() {
     let mut c = Client::new();
     let ask = [user("hi")];
     let prompt = Prompt::Messages(ask.to_vec());
-    let begun = {
-        let ask = CallRequest {
-            prompt: &prompt,
-            known: None,
-            tools: &[],
-            opening: "",
-            choices: 1,
-            ignored: &Ignored::new(),
-        };
-        c.session.begin(&c.renderer, &ask, NOW).unwrap()
-    };
+    let begun = c.session.begin(&c.renderer, &call_of(&prompt), NOW);
+    let begun = begun.unwrap();
     let mut sampled = output(&c.renderer, "<think>x</think> y ", 1.0 / 1024.0, true);
     sampled.message.reasoning = Some("x".into());
     sampled.message.content = " y ".into();
@@ -381,16 +382,8 @@ fn text_and_token_prompts_extend_too() {
     let other = c.prompt(&Prompt::Tokens(vec![1, 2]), &[("z", false)]);
     assert_eq!(other.join, Join::Start);
     let beyond = Prompt::Tokens(vec![9999]);
-    let ask = CallRequest {
-        prompt: &beyond,
-        known: None,
-        tools: &[],
-        opening: "",
-        choices: 1,
-        ignored: &Ignored::new(),
-    };
-    let refused = c.session.begin(&c.renderer, &ask, NOW).unwrap_err();
-    assert!(refused.to_string().contains("9999"));
+    let refused = c.session.begin(&c.renderer, &call_of(&beyond), NOW);
+    assert!(refused.unwrap_err().to_string().contains("9999"));
     c.check();
 }
 
@@ -399,12 +392,8 @@ fn a_forced_opening_is_no_sampled_token() {
     let mut c = Client::new();
     let prompt = Prompt::Messages(vec![user("q")]);
     let ask = CallRequest {
-        prompt: &prompt,
-        known: None,
-        tools: &[],
         opening: "<call>",
-        choices: 1,
-        ignored: &Ignored::new(),
+        ..call_of(&prompt)
     };
     let begun = c.session.begin(&c.renderer, &ask, NOW).unwrap();
     assert!(c.renderer.decode(&begun.prompt).ends_with("<call>"));
@@ -437,17 +426,7 @@ fn limits_end_the_episode_and_are_remembered() {
         Prompt::Messages(vec![user("q")]),
         Prompt::Messages(vec![user(&"q".repeat(64))]),
     );
-    let begin = |s: &mut Session, prompt: &Prompt| {
-        let ask = CallRequest {
-            prompt,
-            known: None,
-            tools: &[],
-            opening: "",
-            choices: 1,
-            ignored: &Ignored::new(),
-        };
-        s.begin(&renderer, &ask, NOW)
-    };
+    let begin = |s: &mut Session, prompt: &Prompt| s.begin(&renderer, &call_of(prompt), NOW);
     let call = begin(&mut s, &short).unwrap().call;
     let busy = begin(&mut s, &short).unwrap_err();
     assert!(matches!(busy, SessionError::Concurrent { running: 1, .. }));
@@ -549,14 +528,7 @@ fn a_reward_is_in_the_trace_or_refused() {
 fn what_the_engine_may_not_do_is_refused() {
     let mut c = Client::new();
     let prompt = Prompt::Messages(vec![user("q")]);
-    let ask = CallRequest {
-        prompt: &prompt,
-        known: None,
-        tools: &[],
-        opening: "",
-        choices: 1,
-        ignored: &Ignored::new(),
-    };
+    let ask = call_of(&prompt);
     let call = c.session.begin(&c.renderer, &ask, NOW).unwrap().call;
     let bad = output(&c.renderer, "x", f32::NAN, true);
     let broken = c.session.commit(call, bad.clone(), NOW).unwrap_err();
@@ -606,14 +578,7 @@ fn a_session_is_made_again_from_what_happened() {
         })
         .unwrap();
     let prompt = Prompt::Messages(vec![user("lost")]);
-    let ask = CallRequest {
-        prompt: &prompt,
-        known: None,
-        tools: &[],
-        opening: "",
-        choices: 1,
-        ignored: &Ignored::new(),
-    };
+    let ask = call_of(&prompt);
     let lost = c.session.begin(&c.renderer, &ask, NOW).unwrap().call;
     told.extend(c.session.take_entries());
     let text = serde_json::to_string(&told).unwrap();
@@ -642,12 +607,8 @@ fn only_what_is_new_need_be_told() {
     let told = |c: &mut Client, known, messages: Vec<Message>, text: &str| {
         let prompt = Prompt::Messages(messages);
         let ask = CallRequest {
-            prompt: &prompt,
             known,
-            tools: &[],
-            opening: "",
-            choices: 1,
-            ignored: &Ignored::new(),
+            ..call_of(&prompt)
         };
         let begun = c.session.begin(&c.renderer, &ask, NOW)?;
         let body = |more| format!(r#"{{"messages":["{}"{more}]}}"#, begun.call);

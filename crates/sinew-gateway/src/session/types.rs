@@ -3,8 +3,7 @@
 use crate::keys::{Key, StateId};
 use crate::limits::SessionLimits;
 use serde::{Deserialize, Serialize};
-use sinew_dialect::StoredAnswer;
-use sinew_dialect::{Ignored, Prompt};
+use sinew_dialect::{Ignored, Prompt, StoredAnswer};
 use sinew_render::{RenderError, Renderer};
 use sinew_types::{
     AdapterName, BranchCause, EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL,
