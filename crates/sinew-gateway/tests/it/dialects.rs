@@ -1,9 +1,7 @@
 //! Responses, messages and generateContent: their own clients, unmodified, and their streams.
 
-use crate::support::{Opened, World, world};
+use crate::support::{Opened, World, run_client, world};
 use serde_json::{Value, json};
-use std::path::Path;
-use std::process::Command;
 
 /// Calls `add` twice where it has tools and no result yet, thinking first; else an echo.
 fn script(prompt: &str) -> Option<String> {
@@ -15,34 +13,6 @@ fn script(prompt: &str) -> Option<String> {
         return Some(format!("<think>\nA sum.\n</think>\n\n{call}\n{call}"));
     }
     Some(format!("you said: {words}"))
-}
-
-fn run(program: &str, rollout: &Opened) {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let python = here.join("../../.cache/venv/bin/python3");
-    let shown = python.display();
-    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
-    let key = rollout.key.trim_start_matches("Bearer ");
-    let done = Command::new(&python)
-        .arg(here.join("tests/it").join(program))
-        .env("OPENAI_BASE_URL", &rollout.base_url)
-        .env("OPENAI_API_KEY", key)
-        .env(
-            "ANTHROPIC_BASE_URL",
-            rollout.base_url.trim_end_matches("/v1"),
-        )
-        .env("ANTHROPIC_API_KEY", key)
-        .env(
-            "GOOGLE_GEMINI_BASE_URL",
-            rollout.base_url.trim_end_matches("/v1"),
-        )
-        .env("GEMINI_API_KEY", key)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let output = format!("{}\n{}", text(&done.stdout), text(&done.stderr));
-    assert!(done.status.success(), "{output}");
 }
 
 /// Histories that clients send back as they came are joined to what was captured.
@@ -58,7 +28,7 @@ fn joined(world: &World, rollout: &Opened) {
 fn the_openai_client_works_with_responses() {
     let world = world(script);
     let rollout = world.open();
-    run("responses_client.py", &rollout);
+    run_client("responses_client.py", &rollout);
     joined(&world, &rollout);
 }
 
@@ -66,7 +36,7 @@ fn the_openai_client_works_with_responses() {
 fn the_anthropic_client_works_unmodified() {
     let world = world(script);
     let rollout = world.open();
-    run("anthropic_client.py", &rollout);
+    run_client("anthropic_client.py", &rollout);
     joined(&world, &rollout);
 }
 
@@ -74,7 +44,7 @@ fn the_anthropic_client_works_unmodified() {
 fn the_google_client_works_unmodified() {
     let world = world(script);
     let rollout = world.open();
-    run("google_client.py", &rollout);
+    run_client("google_client.py", &rollout);
     joined(&world, &rollout);
 }
 

@@ -16,7 +16,7 @@ import openai.types.responses
 import pydantic
 from openai.types.shared import ErrorObject
 
-BASE, KEY = os.environ["BASE_URL"], os.environ["API_KEY"]
+BASE, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
 
 # Fields of answers beyond the schemas, as the page of the dialects lists them.
 BEYOND = {"reasoning_content", "token_ids", "prompt_token_ids"}

@@ -1,8 +1,6 @@
 //! OpenAI's own Python client, unmodified, against the gateway.
 
-use crate::support::world_with;
-use std::path::Path;
-use std::process::Command;
+use crate::support::{run_client, world_with};
 use std::time::Duration;
 
 fn script(prompt: &str) -> Option<String> {
@@ -21,29 +19,10 @@ fn script(prompt: &str) -> Option<String> {
 
 #[test]
 fn the_openai_client_works_unmodified() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let python = root.join(".cache/venv/bin/python3");
-    assert!(
-        python.exists(),
-        "{} is missing: run scripts/setup.sh",
-        python.display()
-    );
     // Slow enough that a stream can be left in the middle.
     let world = world_with(script, |_, fake| fake.latency = Duration::from_millis(1));
     let rollout = world.open();
-    let done = Command::new(&python)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/openai_client.py"))
-        .env("OPENAI_BASE_URL", &rollout.base_url)
-        .env("OPENAI_API_KEY", rollout.key.trim_start_matches("Bearer "))
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        done.status.success(),
-        "{}\n{}",
-        text(&done.stdout),
-        text(&done.stderr)
-    );
+    run_client("openai_client.py", &rollout);
     // The stream that the client left was aborted, and everything was captured.
     world.until("the left stream ends", || {
         world.view(&rollout.id)["stats"]["aborted"] == 1

@@ -1,10 +1,8 @@
 //! Structured output in all dialects, with an engine that is held to it.
 
-use crate::support::{Opened, World, grammars, world, world_with};
+use crate::support::{Opened, World, grammars, run_client, world, world_with};
 use serde_json::{Value, json};
 use sinew_types::Trace;
-use std::path::Path;
-use std::process::Command;
 
 /// The free output of the model; the format masks it.
 fn says(prompt: &str) -> Option<String> {
@@ -334,26 +332,6 @@ fn an_engine_without_masks_refuses_formats() {
 
 #[test]
 fn parsed_objects_come_out_of_the_providers_clients() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let python = here.join("../../.cache/venv/bin/python3");
-    let shown = python.display();
-    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
     let world = held();
-    let rollout = world.open();
-    let key = rollout.key.trim_start_matches("Bearer ");
-    let done = Command::new(&python)
-        .arg(here.join("tests/it/structured_client.py"))
-        .env("OPENAI_BASE_URL", &rollout.base_url)
-        .env("OPENAI_API_KEY", key)
-        .env(
-            "ANTHROPIC_BASE_URL",
-            rollout.base_url.trim_end_matches("/v1"),
-        )
-        .env("ANTHROPIC_API_KEY", key)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let output = format!("{}\n{}", text(&done.stdout), text(&done.stderr));
-    assert!(done.status.success(), "{output}");
+    run_client("structured_client.py", &world.open());
 }
