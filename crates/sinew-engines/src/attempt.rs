@@ -12,11 +12,11 @@ use sinew_types::{
 use std::sync::Arc;
 
 /// Number of an attempt, never used twice by one [`crate::RemoteEngine`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttemptId(pub u64);
 
 /// One call to one server: a part of a request's output, sampled by one version.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Attempt {
     /// Unique in one engine; also the key under which the server's own request is aborted.
     pub id: AttemptId,

@@ -281,8 +281,6 @@ impl AttemptCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attempt::AttemptId;
-    use sinew_types::WeightsId;
 
     fn check(edit: impl FnOnce(&mut SamplingParams)) -> AttemptCheck {
         let mut sampling = SamplingParams {
@@ -292,14 +290,9 @@ mod tests {
         };
         edit(&mut sampling);
         let attempt = Attempt {
-            id: AttemptId(1),
             prompt: vec![1, 2].into(),
             sampling,
-            priority: 0,
-            weights: WeightsId::default(),
-            adapter: None,
-            base: None,
-            prompt_logprobs: None,
+            ..Attempt::default()
         };
         AttemptCheck::new(&attempt, Some(100), Some(10))
     }

@@ -191,8 +191,7 @@ impl SwapWatch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attempt::AttemptId;
-    use sinew_types::{Lineage, PolicyVersion, SamplingParams};
+    use sinew_types::{Lineage, PolicyVersion};
 
     fn id(version: u64) -> WeightsId {
         WeightsId::new(PolicyVersion(version), Lineage(0xaa))
@@ -200,14 +199,8 @@ mod tests {
 
     fn attempt() -> Attempt {
         Attempt {
-            id: AttemptId(1),
-            prompt: vec![1].into(),
-            sampling: SamplingParams::default(),
-            priority: 0,
             weights: id(3),
-            adapter: None,
-            base: None,
-            prompt_logprobs: None,
+            ..Attempt::default()
         }
     }
 

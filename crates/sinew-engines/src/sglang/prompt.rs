@@ -158,8 +158,6 @@ fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attempt::AttemptId;
-    use sinew_types::{SamplingParams, WeightsId};
 
     const ANSWER: &str = r#"{"text":null,"output_ids":[4],"prompt_token_ids":[1,5,9],"meta_info":{"id":"r","finish_reason":{"type":"length","length":1},"prompt_tokens":3,"weight_version":"v0-00000000","completion_tokens":1,"cached_tokens":0,"input_token_logprobs":[[null,1,null],[-3.5,5,null],[-0.25,9,null]],"output_token_logprobs":[[-1.0,4,null]],"input_top_logprobs":[null,[[-0.5,9,null],[-1.5,7,null]],[[-0.25,9,null],[-2.0,3,null]]],"output_top_logprobs":[[[-1.0,4,null],[-2.0,5,null]]],"input_token_ids_logprobs":[null,[[-4.0,2,null],[-5.0,6,null]],[[-4.5,2,null],[-5.5,6,null]]],"output_token_ids_logprobs":[[[-1.0,2,null]]]}}"#;
 
@@ -173,14 +171,8 @@ mod tests {
 
     fn parse(text: &str, asked: &PromptLogprobs) -> Result<Vec<PromptLogprob>, AttemptError> {
         let attempt = Attempt {
-            id: AttemptId(1),
             prompt: vec![1, 5, 9].into(),
-            sampling: SamplingParams::default(),
-            priority: 0,
-            weights: WeightsId::default(),
-            adapter: None,
-            base: None,
-            prompt_logprobs: None,
+            ..Attempt::default()
         };
         read(serde_json::from_str(text).unwrap(), &attempt, asked)
     }

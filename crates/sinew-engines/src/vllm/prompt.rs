@@ -132,22 +132,14 @@ fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attempt::AttemptId;
-    use sinew_types::{SamplingParams, WeightsId};
 
     /// An answer of vLLM 0.32.0.
     const ANSWER: &str = r#"{"id":"cmpl-1","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":[238],"prompt_logprobs":[null,{"5":{"logprob":-3.5,"rank":4,"decoded_token":"a"},"9":{"logprob":-0.5,"rank":1,"decoded_token":"b"},"7":{"logprob":-1.5,"rank":2,"decoded_token":"c"}},{"9":{"logprob":-0.25,"rank":1,"decoded_token":"b"},"3":{"logprob":-2.0,"rank":2,"decoded_token":"d"}}],"prompt_token_ids":[1,5,9]}],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1}}"#;
 
     fn attempt(prompt: &[TokenId]) -> Attempt {
         Attempt {
-            id: AttemptId(1),
             prompt: prompt.to_vec().into(),
-            sampling: SamplingParams::default(),
-            priority: 0,
-            weights: WeightsId::default(),
-            adapter: None,
-            base: None,
-            prompt_logprobs: None,
+            ..Attempt::default()
         }
     }
 

@@ -2,9 +2,10 @@
 
 use crate::mock::{Fault, Kind, Mock, OneTensor};
 use crate::support::{
-    backend, config, deep, generate, long, submit, until, until_idle_because, versions,
+    SERVERS, backend, config, deep, long, submit, until, until_idle_because, versions,
+    weights_folder,
 };
-use sinew_engines::{Backend, FolderDtype, RemoteEngine, WeightsFolder};
+use sinew_engines::{Backend, RemoteEngine};
 use sinew_types::{
     Dtype, Engine, EngineError, PolicyVersion, PublishedFolder, TensorSource, TensorView,
     WeightsManifestTensor,
@@ -75,21 +76,13 @@ impl Bench {
 fn bench(kinds: &[Kind], backend: fn(&Mock) -> Arc<dyn Backend>) -> Bench {
     let mocks: Vec<_> = kinds.iter().map(|k| Mock::start(*k)).collect();
     let dir = tempfile::tempdir().unwrap();
-    let folder = WeightsFolder::new(dir.path().join("weights"), None, FolderDtype::F32);
+    let folder = weights_folder(dir.path());
     let mut config = config();
     config.router.adapters = Some("run".to_owned());
     let backends = mocks.iter().map(backend).collect();
     let engine = RemoteEngine::new(backends, Some(folder), config).unwrap();
     Bench { mocks, engine, dir }
 }
-
-/// Each kind of server, and the form of its requests.
-const SERVERS: [(Kind, fn(&Mock) -> Arc<dyn Backend>); 4] = [
-    (Kind::Vllm, backend),
-    (Kind::Vllm, generate),
-    (Kind::Sglang, backend),
-    (Kind::SglangIncremental, backend),
-];
 
 /// Names of the models that requests asked for.
 fn asked(mock: &Mock) -> Vec<String> {
@@ -301,7 +294,7 @@ fn adapters_and_whole_weights_are_not_taken_for_each_other() {
     let error = b.engine.load_weights(PolicyVersion(1), whole).unwrap_err();
     assert!(error.to_string().contains("whole weights"), "{error}");
     let dir = tempfile::tempdir().unwrap();
-    let folder = WeightsFolder::new(dir.path().join("weights"), None, FolderDtype::F32);
+    let folder = weights_folder(dir.path());
     let mock = Mock::start(Kind::Vllm);
     let engine = RemoteEngine::new(vec![backend(&mock)], Some(folder), config()).unwrap();
     let error = engine.load_weights(PolicyVersion(1), adapter(dir.path()));

@@ -2,42 +2,18 @@
 
 use crate::mock::{Fault, Kind, MODEL, Mock};
 use crate::support::{
-    Outcome, adapter, backend, config, deep, generate, in_process, load, long, name, server,
-    submit, try_submit, until, versions, with, with_folder,
+    self, Bench, Outcome, SERVERS, adapter, backend, config, deep, in_process, load, long, name,
+    server, submit, try_submit, until, versions, weights_folder, with, with_folder,
 };
-use sinew_engines::{
-    Backend, FolderDtype, OpenaiBackend, RemoteConfig, RemoteEngine, WeightsFolder,
-};
+use sinew_engines::{Backend, OpenaiBackend, RemoteEngine};
 use sinew_infer::FakeModel;
 use sinew_types::{Engine, EngineError, GenerateRequest, PolicyVersion};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-struct Bench {
-    mocks: Vec<Mock>,
-    engine: RemoteEngine,
-    dir: tempfile::TempDir,
-}
-
-fn folder(dir: &Path) -> WeightsFolder {
-    WeightsFolder::new(dir.join("weights"), None, FolderDtype::F32)
-}
-
-fn bench_of(kinds: &[Kind], backend: fn(&Mock) -> Arc<dyn Backend>, config: RemoteConfig) -> Bench {
-    let mocks: Vec<_> = kinds.iter().map(|k| Mock::start(*k)).collect();
-    let dir = tempfile::tempdir().unwrap();
-    let backends = mocks.iter().map(backend).collect();
-    let engine = with_folder(backends, Some(folder(dir.path())), config);
-    until("all are ready", || {
-        engine.engines().iter().all(|e| e.idle_because.is_none())
-    });
-    Bench { mocks, engine, dir }
-}
-
 fn bench(kinds: &[Kind], backend: fn(&Mock) -> Arc<dyn Backend>) -> Bench {
-    bench_of(kinds, backend, config())
+    support::bench(kinds, backend, config())
 }
 
 impl Bench {
@@ -59,14 +35,6 @@ impl Bench {
         names
     }
 }
-
-/// Each kind of server, and the form of its requests.
-const SERVERS: [(Kind, fn(&Mock) -> Arc<dyn Backend>); 4] = [
-    (Kind::Vllm, backend),
-    (Kind::Vllm, generate),
-    (Kind::Sglang, backend),
-    (Kind::SglangIncremental, backend),
-];
 
 /// The model of a server under the adapter of this name.
 fn under(server_name: &str) -> FakeModel {
@@ -278,7 +246,7 @@ fn an_adapter_of_an_earlier_engine_is_not_taken_for_the_own() {
         drop(b.engine);
         assert_eq!(b.mocks[0].adapters(), ["a-v1-000000aa-0"]);
         let backends = b.mocks.iter().map(backend).collect();
-        let engine = with_folder(backends, Some(folder(b.dir.path())), config());
+        let engine = with_folder(backends, Some(weights_folder(b.dir.path())), config());
         b.mocks[0].calls();
         let own = adapter(b.dir.path(), 1);
         engine
@@ -354,7 +322,7 @@ fn engines_that_take_no_adapters_name_why() {
 fn the_bound_on_adapters_is_named() {
     let mut config = config();
     config.router.max_adapters = 1;
-    let b = bench_of(&[Kind::Vllm], backend, config);
+    let b = support::bench(&[Kind::Vllm], backend, config);
     b.load("a", 1).unwrap();
     let why = b.load("b", 1).unwrap_err().to_string();
     assert!(why.contains("max_adapters = 1"), "{why}");

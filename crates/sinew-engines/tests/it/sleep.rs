@@ -1,32 +1,19 @@
 //! Engines that give up their memory while a trainer uses the GPUs.
 
 use crate::mock::{Kind, Mock};
-use crate::support::{config, deep, load, long, server, submit, until, versions, with_folder};
-use sinew_engines::{
-    Backend, FolderDtype, LocalBackend, OpenaiBackend, RemoteConfig, RemoteEngine, WeightsFolder,
+use crate::support::{
+    self, Bench, config, deep, load, long, server, submit, versions, weights_folder,
 };
+use sinew_engines::{Backend, LocalBackend, OpenaiBackend, RemoteConfig, RemoteEngine};
 use sinew_infer::{FakeConfig, FakeEngine};
 use sinew_types::Engine;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-struct Bench {
-    mocks: Vec<Mock>,
-    engine: RemoteEngine,
-    dir: tempfile::TempDir,
-}
-
 /// Servers with the weights of version 1.
 fn bench(kinds: &[Kind], config: RemoteConfig) -> Bench {
-    let mocks: Vec<_> = kinds.iter().map(|k| Mock::start(*k)).collect();
-    let dir = tempfile::tempdir().unwrap();
-    let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
-    let engine = with_folder(mocks.iter().map(deep).collect(), Some(folder), config);
-    let b = Bench { mocks, engine, dir };
-    until("all are ready", || {
-        b.engine.engines().iter().all(|e| e.idle_because.is_none())
-    });
+    let b = support::bench(kinds, deep, config);
     load(&b.engine, 1).unwrap();
     b.mocks.iter().for_each(|m| drop(m.calls()));
     b
@@ -127,7 +114,7 @@ fn a_server_that_another_session_put_to_sleep_is_woken_by_the_first_load() {
         }
         drop(b.engine);
         assert!(b.mocks[0].state.sleeping.load(Ordering::SeqCst));
-        let folder = WeightsFolder::new(b.dir.path(), None, FolderDtype::F32);
+        let folder = weights_folder(b.dir.path());
         let backends = b.mocks.iter().map(deep).collect();
         let engine = RemoteEngine::new(backends, Some(folder), config()).unwrap();
         load(&engine, 3).unwrap();
@@ -145,9 +132,7 @@ fn a_server_that_cannot_sleep_is_named_and_the_others_wake() {
     b.mocks[1].state.bare.store(false, Ordering::SeqCst);
     b.engine.wake().unwrap();
     assert_eq!(versions(submit(&b.engine, long(1))), [1; 20]);
-    until("all serve", || {
-        b.engine.engines().iter().all(|e| e.idle_because.is_none())
-    });
+    b.all_serve();
 }
 
 /// Answers that are lost leave no server that is taken to be awake.

@@ -2,8 +2,8 @@
 
 use crate::mock::{END, Kind, MODEL, Mock, OneTensor};
 use sinew_engines::{
-    Backend, LocalBackend, LogprobMode, RemoteConfig, RemoteEngine, ServerConfig, SglangBackend,
-    SglangOptions, Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
+    Backend, FolderDtype, LocalBackend, LogprobMode, RemoteConfig, RemoteEngine, ServerConfig,
+    SglangBackend, SglangOptions, Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
 };
 use sinew_infer::{FakeConfig, FakeEngine};
 use sinew_types::{
@@ -214,6 +214,51 @@ pub(crate) fn with_folder(
     let engine = RemoteEngine::new(backends, folder, config).unwrap();
     engine.wait_ready(PATIENCE).unwrap();
     engine
+}
+
+/// Each kind of server, and the form of its requests.
+pub(crate) const SERVERS: [(Kind, fn(&Mock) -> Arc<dyn Backend>); 4] = [
+    (Kind::Vllm, backend),
+    (Kind::Vllm, generate),
+    (Kind::Sglang, backend),
+    (Kind::SglangIncremental, backend),
+];
+
+/// Servers behind one engine.
+pub(crate) struct Bench {
+    pub(crate) mocks: Vec<Mock>,
+    pub(crate) engine: RemoteEngine,
+    /// Contains the folder of weights.
+    pub(crate) dir: tempfile::TempDir,
+}
+
+/// The folder of weights below `dir`.
+pub(crate) fn weights_folder(dir: &Path) -> WeightsFolder {
+    WeightsFolder::new(dir.join("weights"), None, FolderDtype::F32)
+}
+
+/// Servers that are all ready.
+pub(crate) fn bench(
+    kinds: &[Kind],
+    backend: fn(&Mock) -> Arc<dyn Backend>,
+    config: RemoteConfig,
+) -> Bench {
+    let mocks: Vec<_> = kinds.iter().map(|k| Mock::start(*k)).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let folder = weights_folder(dir.path());
+    let engine = with_folder(mocks.iter().map(backend).collect(), Some(folder), config);
+    let bench = Bench { mocks, engine, dir };
+    bench.all_serve();
+    bench
+}
+
+impl Bench {
+    pub(crate) fn all_serve(&self) {
+        until("all serve", || {
+            let engines = self.engine.engines();
+            engines.iter().all(|e| e.idle_because.is_none())
+        });
+    }
 }
 
 /// Waits until `done` holds; panics after a while.

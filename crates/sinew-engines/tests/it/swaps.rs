@@ -2,41 +2,20 @@
 
 use crate::mock::{Fault, Keeping, Kind, Mock};
 use crate::support::{
-    Pending, backend, config, generate, load, long, submit, until, versions, with_folder,
+    self, Bench, Pending, backend, config, generate, load, long, submit, until, versions,
 };
-use sinew_engines::{Backend, FolderDtype, RemoteEngine, WeightsFolder};
+use sinew_engines::Backend;
 use sinew_types::EngineError;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-struct Bench {
-    mocks: Vec<Mock>,
-    engine: RemoteEngine,
-    _dir: tempfile::TempDir,
-}
-
 /// Servers with the weights of version 1, behind one engine.
 fn bench(kinds: &[Kind], backend: fn(&Mock) -> Arc<dyn Backend>) -> Bench {
-    let mocks: Vec<_> = kinds.iter().map(|k| Mock::start(*k)).collect();
-    let dir = tempfile::tempdir().unwrap();
-    let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
-    let engine = with_folder(mocks.iter().map(backend).collect(), Some(folder), config());
-    let b = Bench {
-        mocks,
-        engine,
-        _dir: dir,
-    };
-    all_serve(&b);
+    let b = support::bench(kinds, backend, config());
     load(&b.engine, 1).unwrap();
-    all_serve(&b);
+    b.all_serve();
     b
-}
-
-fn all_serve(b: &Bench) {
-    until("all serve", || {
-        b.engine.engines().iter().all(|e| e.idle_because.is_none())
-    });
 }
 
 /// Servers whose answers name the weights of each token; that is known from an answer.
@@ -182,7 +161,7 @@ fn a_replica_that_differs_from_the_first_is_never_sampled_from() {
         assert!(calls.is_empty(), "it is not loaded again: {calls:?}");
         b.mocks[1].state.wrong_sums.store(false, Ordering::SeqCst);
         load(&b.engine, 3).unwrap();
-        all_serve(&b);
+        b.all_serve();
     }
 }
 
@@ -195,7 +174,7 @@ fn servers_without_sums_are_not_compared() {
         }
         b.mocks[1].state.wrong_sums.store(true, Ordering::SeqCst);
         load(&b.engine, 2).unwrap();
-        all_serve(&b);
+        b.all_serve();
     }
 }
 

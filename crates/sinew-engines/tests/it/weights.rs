@@ -1,45 +1,18 @@
 //! Versions: never the wrong one.
 
-use crate::mock::{Fault, Kind, Mock, OneTensor};
+use crate::mock::{Fault, Kind, Mock};
 use crate::support::{
-    PATIENCE, backend, config, patient, remote, request, submit, until, until_idle_because, vllm,
-    with_folder,
+    self, Bench, PATIENCE, backend, config, load, long, patient, remote, submit, until,
+    until_idle_because, vllm,
 };
-use sinew_engines::{Backend, FolderDtype, RemoteEngine, VllmApi, WeightsFolder};
-use sinew_types::{Engine, EngineError, FinishReason, PolicyVersion};
+use sinew_engines::{Backend, RemoteEngine, VllmApi};
+use sinew_types::{Engine, FinishReason, PolicyVersion};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-struct Bench {
-    mocks: Vec<Mock>,
-    engine: RemoteEngine,
-    _dir: tempfile::TempDir,
-}
-
 fn bench(kinds: &[Kind]) -> Bench {
-    let mocks: Vec<_> = kinds.iter().map(|k| Mock::start(*k)).collect();
-    let dir = tempfile::tempdir().unwrap();
-    let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
-    let engine = with_folder(mocks.iter().map(patient).collect(), Some(folder), config());
-    until("all are ready", || {
-        engine.engines().iter().all(|e| e.idle_because.is_none())
-    });
-    Bench {
-        mocks,
-        engine,
-        _dir: dir,
-    }
-}
-
-fn load(engine: &RemoteEngine, version: u64) -> Result<(), EngineError> {
-    engine.load_weights(PolicyVersion(version), Arc::new(OneTensor([1.0])))
-}
-
-fn long(id: u64) -> sinew_types::GenerateRequest {
-    let mut request = request(id, &[id as u32, 2, 3], 20);
-    request.sampling.stop_ids.clear();
-    request
+    support::bench(kinds, patient, config())
 }
 
 #[test]
