@@ -64,6 +64,7 @@ mod schema;
 mod section;
 mod store;
 mod tasks;
+mod text_or_table;
 mod tinker;
 mod train;
 mod trainer;

@@ -5,9 +5,8 @@ use crate::RunPlan;
 use crate::World;
 use crate::rule::Rules;
 use crate::section::{choice, section};
+use crate::text_or_table::text_or_table;
 use schemars::JsonSchema;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use sinew_algo::AdaptiveConfig;
 use sinew_algo::Signal;
@@ -142,24 +141,8 @@ fn read(signal: Signal) -> &'static [&'static str] {
 impl TasksKeys {
     /// Returns the first key about the order of draws that the recipe contains.
     pub(crate) fn typed_order(&self) -> Option<&'static str> {
-        let typed = [
-            self.sampling.is_some(),
-            self.signal.is_some(),
-            self.prior_successes.is_some(),
-            self.prior_failures.is_some(),
-            self.floor.is_some(),
-            self.decay.is_some(),
-            self.window.is_some(),
-            self.target.is_some(),
-            self.gain.is_some(),
-            self.hard_share.is_some(),
-            self.easy_share.is_some(),
-            self.hard_at.is_some(),
-            self.easy_at.is_some(),
-            self.across.is_some(),
-        ];
-        let mut keys = ORDER.into_iter().zip(typed);
-        keys.find_map(|(key, typed)| typed.then_some(key))
+        let typed = serde_json::to_value(self).unwrap_or_default();
+        ORDER.into_iter().find(|key| typed.get(*key).is_some())
     }
 }
 
@@ -212,27 +195,12 @@ impl TasksPlan {
 pub(crate) fn tasks_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<TasksKeys>, D::Error> {
-    struct Either;
-    impl<'de> Visitor<'de> for Either {
-        type Value = TasksKeys;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a file or folder of tasks such as \"tasks.jsonl\", or a table")
-        }
-
-        fn visit_str<E>(self, source: &str) -> Result<TasksKeys, E> {
-            let source = Some(source.into());
-            Ok(TasksKeys {
-                source,
-                ..TasksKeys::default()
-            })
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<TasksKeys, A::Error> {
-            TasksKeys::deserialize(MapAccessDeserializer::new(map))
-        }
-    }
-    deserializer.deserialize_any(Either).map(Some)
+    let expected = "a file or folder of tasks such as \"tasks.jsonl\", or a table";
+    let of = |source: &str| TasksKeys {
+        source: Some(source.into()),
+        ..TasksKeys::default()
+    };
+    text_or_table(deserializer, expected, of).map(Some)
 }
 
 /// Keys about rows, which only have an effect with a source.
