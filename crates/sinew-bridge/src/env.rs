@@ -496,10 +496,8 @@ impl PythonEnv {
         let state = score.get_mut("state").map(Value::take);
         self.end_state = state.filter(|state| !state.is_null());
         let scored: WorkerScore = parsed(score)?;
-        let mut outcome = match scored.into_result() {
-            Ok(score) => score.into_outcome(),
-            Err(unscored) => unscored.into_outcome(),
-        };
+        let scored = scored.into_result();
+        let mut outcome = scored.map_or_else(Unscored::into_outcome, Score::into_outcome);
         if self.shared.info.has_tools() {
             self.counts.add_to(&mut outcome);
         }

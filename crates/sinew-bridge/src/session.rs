@@ -1,7 +1,6 @@
 //! Common parts of the worker pools: sessions, and the bound of starts.
 
 use crate::error::CallError;
-use crate::runtime::spawn;
 use crate::worker::{RefusedCall, THREADED, Worker};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -101,7 +100,7 @@ impl Session {
     pub(crate) async fn call(&self, mut request: Value) -> Result<Value, CallError> {
         request["session"] = self.id.into();
         let (worker, timeout) = (Arc::clone(&self.worker), self.timeout);
-        let called = spawn(&self.handle, async move {
+        let called = self.handle.spawn(async move {
             let called = worker.call(request, THREADED, timeout).await;
             called.map_err(RefusedCall::into_error)
         });

@@ -20,7 +20,7 @@ use crate::error::{CallError, StartError};
 use crate::images::{Common, ImageWorkers, TaskImages};
 use crate::plan::Plan;
 use crate::runs::HostHelp;
-use crate::runtime::{OwnRuntime, block_on, spawn};
+use crate::runtime::{OwnRuntime, block_on};
 use crate::session::{Session, StartTimes, gone};
 use crate::worker::{RefusedCall, Worker};
 use serde_json::{Value, json};
@@ -257,9 +257,9 @@ impl PythonWorkers {
     ) -> Result<Value, CallError> {
         let inner = Arc::clone(&self.inner);
         let (waits, given_up) = oneshot::channel();
-        let called = spawn(&self.handle, async move {
-            inner.call(request, weight, timeout, given_up).await
-        });
+        let called = self
+            .handle
+            .spawn(async move { inner.call(request, weight, timeout, given_up).await });
         let called = called.await.unwrap_or_else(|_| Err(gone()));
         drop(waits);
         called
@@ -286,7 +286,7 @@ impl PythonWorkers {
     ) -> Result<(Session, Value), CallError> {
         let (inner, handle) = (Arc::clone(&self.inner), self.handle.clone());
         let images = self.images.clone();
-        let opened = spawn(&self.handle, async move {
+        let opened = self.handle.spawn(async move {
             let named = images.as_ref().map(|i| i.named(&task)).transpose()?;
             let session = match (&images, named.flatten()) {
                 (Some(images), Some(image)) => {
