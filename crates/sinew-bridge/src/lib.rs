@@ -33,6 +33,7 @@ mod frame;
 mod http;
 mod images;
 mod kind;
+mod lock;
 mod mcp;
 mod plan;
 mod reward;
@@ -56,6 +57,7 @@ pub mod remote {
         check_address, cut, gone, refused, worker,
     };
     pub use crate::kind::{check_timeouts, refuse_key};
+    pub use crate::lock::lock;
     pub use crate::runtime::block_on;
 }
 

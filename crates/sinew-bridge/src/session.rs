@@ -1,10 +1,11 @@
 //! Common parts of the worker pools: sessions, and the bound of starts.
 
 use crate::error::CallError;
+use crate::lock::lock;
 use crate::worker::{RefusedCall, THREADED, Worker};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
@@ -37,7 +38,7 @@ impl StartTimes {
         let give_up = Instant::now() + at_most;
         loop {
             let wait = {
-                let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut times = lock(&self.times);
                 while times.front().is_some_and(|s| s.elapsed() >= WINDOW) {
                     times.pop_front();
                 }

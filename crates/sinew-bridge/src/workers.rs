@@ -18,6 +18,7 @@
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::images::{Common, ImageWorkers, TaskImages};
+use crate::lock::lock;
 use crate::plan::Plan;
 use crate::runs::HostHelp;
 use crate::runtime::{OwnRuntime, block_on};
@@ -27,7 +28,7 @@ use serde_json::{Value, json};
 use sinew_env::SimulatedUser;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -388,8 +389,7 @@ impl Inner {
         if let Some(worker) = place.as_ref().filter(|w| w.is_alive()) {
             return Ok(Arc::clone(worker));
         }
-        let failed = || slot.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, error)) = failed().as_ref().filter(|(at, _)| *at > asked) {
+        if let Some((_, error)) = lock(&slot.failed).as_ref().filter(|(at, _)| *at > asked) {
             return Err(error.clone());
         }
         // The dead one leaves before the next one starts. One in which code ran ended as it should.
@@ -400,7 +400,7 @@ impl Inner {
                 Ok(worker)
             }
             Err(error) => {
-                *failed() = Some((Instant::now(), error.clone()));
+                *lock(&slot.failed) = Some((Instant::now(), error.clone()));
                 Err(error)
             }
         }

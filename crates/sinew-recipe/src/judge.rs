@@ -245,9 +245,7 @@ impl JudgePlan {
         let reason = "has no effect on a server or on the policy; remove it".to_owned();
         rules.unused("judge.template", reason, here);
         if let Some(url) = &self.url {
-            let holds = url.starts_with("http://") || url.starts_with("https://");
-            let allowed = "an address that begins with http:// or https://";
-            rules.allowed("judge.url", format!("{url:?}"), allowed, holds);
+            rules.address("judge.url", url);
         }
         let scaled = self.mode == JudgeMode::Scale;
         let reason = "has no effect without mode = \"scale\"; remove it".to_owned();

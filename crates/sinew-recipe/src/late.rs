@@ -4,6 +4,7 @@
 //! are in seconds.
 
 use crate::rule::Rules;
+use crate::store::needs_durable;
 use crate::{RunPlan, TIME, is_time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -124,12 +125,7 @@ pub(crate) fn rules(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
         1..=1_000_000,
     );
     rules.range("reward.late.max_waiting", late.max_waiting, 1..=65_536);
-    rules.custom(
-        "store.type",
-        format!("{:?}", plan.store.kind.name()),
-        "groups wait for [reward.late] in the store: use \"disk\" or \"postgres\"".into(),
-        plan.store.kind.is_durable(),
-    );
+    needs_durable(plan, "groups wait for [reward.late] in the store", rules);
     rules.custom(
         "data.type",
         "...",

@@ -5,6 +5,7 @@ use crate::RunPlan;
 use crate::judge::{JUDGE, JudgeMode};
 use crate::late::{self, LATE, LateSection};
 use crate::rule::Rules;
+use crate::urls::is_http;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_reward::{
@@ -160,7 +161,7 @@ impl RewardSection {
 
     /// Returns the server of a reward, if the reward is a server.
     pub fn server<'a>(&'a self, name: &'a str) -> Option<RewardServerPlan<'a>> {
-        if !(name.starts_with("http://") || name.starts_with("https://")) {
+        if !is_http(name) {
             return None;
         }
         let limited = self.limited(name);
@@ -391,8 +392,7 @@ fn limits(name: &str, term: &LimitedTerm, plan: &RunPlan, rules: &mut Rules) {
         let allowed = "a lower limit below an upper one";
         rules.allowed("reward", shown, allowed, low < high);
     }
-    let server = name.starts_with("http://") || name.starts_with("https://");
-    if let Some(seconds) = term.timeout_s.filter(|_| !server) {
+    if let Some(seconds) = term.timeout_s.filter(|_| !is_http(name)) {
         let shown = of("timeout_s", seconds.to_string());
         let in_range = (0.01..=86_400.0).contains(&seconds);
         rules.allowed("reward", &shown, "0.01 to 86400 seconds", in_range);

@@ -190,6 +190,14 @@ fn default_every() -> u64 {
     4
 }
 
+/// Refuses `retry` among the repairs of groups, since episodes of `what` cannot run again.
+pub(crate) fn no_retry(plan: &RunPlan, what: &str, rules: &mut Rules) {
+    let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
+    let reason = format!("{what} cannot be run again: leave `retry` out");
+    let retried = plan.rollout.repair.iter().flatten().any(retries);
+    rules.custom("rollout.repair", "retry", reason, !retried);
+}
+
 /// Refuses `turn_stages` unless the built-in loop runs the training episodes.
 fn turn_stages(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;

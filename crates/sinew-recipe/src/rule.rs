@@ -1,5 +1,6 @@
 //! A rule of a recipe: a key, whether its value is allowed, and the reason that is reported if it is not.
 
+use crate::urls::is_http;
 use crate::{TIME, is_time};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -94,6 +95,12 @@ impl Rules {
             "a number above 0",
             value.is_finite() && value > 0.0,
         );
+    }
+
+    /// Requires an address of HTTP or HTTPS.
+    pub(crate) fn address(&mut self, key: &str, url: &str) {
+        let allowed = "an address that begins with http:// or https://";
+        self.allowed(key, format!("{url:?}"), allowed, is_http(url));
     }
 
     /// Requires a duration: above 0, at most a year.

@@ -3,7 +3,7 @@
 use crate::reward::RewardSection;
 use crate::rule::Rules;
 use crate::section::{choice, section};
-use crate::urls::Urls;
+use crate::urls::{Urls, is_http};
 use crate::{EnvMember, HarnessLevel, RunPlan};
 use sinew_egress::EgressConfig;
 use std::collections::BTreeMap;
@@ -236,9 +236,8 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
         return;
     }
     if let Some(owner) = &s.owner {
-        let is_url = owner.starts_with("http://") || owner.starts_with("https://");
         let allowed = "http:// or https:// and a host";
-        rules.allowed("sandbox.owner", owner, allowed, is_url);
+        rules.allowed("sandbox.owner", owner, allowed, is_http(owner));
     }
     if let Some(urls) = &s.server {
         servers(urls.all(), rules);
@@ -283,12 +282,11 @@ fn servers(urls: &[String], rules: &mut Rules) {
         (1..=MAX_SERVERS).contains(&count),
     );
     for (at, url) in urls.iter().enumerate() {
-        let is_url = url.starts_with("http://") || url.starts_with("https://");
         rules.allowed(
             "sandbox.server",
             url,
             "http:// or https:// and a host",
-            is_url,
+            is_http(url),
         );
         let place = |url: &str| url.trim_end_matches('/').to_owned();
         let is_new = !urls[..at].iter().any(|other| place(other) == place(url));

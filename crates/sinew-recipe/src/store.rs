@@ -55,6 +55,14 @@ pub(crate) fn shown(url: &str) -> String {
     }
 }
 
+/// Requires a store that outlives the process, for the reason `why`.
+pub(crate) fn needs_durable(plan: &RunPlan, why: &str, rules: &mut Rules) {
+    let kind = plan.store.kind;
+    let reason = format!("{why}: use \"disk\" or \"postgres\"");
+    let shown = format!("{:?}", kind.name());
+    rules.custom("store.type", shown, reason, kind.is_durable());
+}
+
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let store = &plan.store;
     let postgres = store.kind == StoreKind::Postgres;

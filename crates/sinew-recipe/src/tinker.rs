@@ -4,6 +4,7 @@
 //! more is refused here, with the reason.
 
 use crate::rule::Rules;
+use crate::urls::is_http;
 use crate::{EngineType, Formats, ModelSection, RunPlan};
 use sinew_algo::Algorithm;
 
@@ -57,18 +58,17 @@ fn places(plan: &RunPlan, rules: &mut Rules) {
         &plan.engine,
         plan.tinker().and_then(|trainer| trainer.url.as_ref()),
     );
-    let is_address = |url: &str| url.starts_with("http://") || url.starts_with("https://");
     rules.allowed(
         "trainer.url",
         url.map_or_else(|| "missing".to_owned(), |url| format!("{url:?}")),
         "the address of the Tinker service, which begins with http:// or https://",
-        url.is_some_and(|url| is_address(url)),
+        url.is_some_and(|url| is_http(url)),
     );
     rules.allowed(
         "engine.url",
         format!("{:?}", engine.urls()),
         "with type tinker one address at most, which begins with http:// or https://; left out: trainer.url",
-        engine.urls().len() <= 1 && engine.urls().iter().all(|url| is_address(url)),
+        engine.urls().len() <= 1 && engine.urls().iter().all(|url| is_http(url)),
     );
     if let Some(seconds) = engine.timeout_s {
         rules.seconds("engine.timeout_s", seconds);

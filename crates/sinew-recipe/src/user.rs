@@ -55,9 +55,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let reason = "has no effect without url; remove it".to_owned();
     rules.unused("user.key_env", reason, user.url.is_some());
     if let Some(url) = &user.url {
-        let holds = url.starts_with("http://") || url.starts_with("https://");
-        let allowed = "an address that begins with http:// or https://";
-        rules.allowed("user.url", format!("{url:?}"), allowed, holds);
+        rules.address("user.url", url);
     }
     rules.seconds("user.timeout_s", user.timeout_s);
     crate::judge::budget_rules(
