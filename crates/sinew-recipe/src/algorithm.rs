@@ -81,8 +81,7 @@ fn ratios(plan: &RunPlan, rules: &mut Rules) {
         rules.unused(
             &format!("algorithm.{key}"),
             "has no effect with one update a step on samples of the same weights, whose ratios are all 1: set \
-             train.minibatches to 2 or more, or remove it"
-                .into(),
+             train.minibatches to 2 or more, or remove it",
             !exact,
         );
     }

@@ -111,7 +111,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.inert(
         "algorithm.refill",
         plan.algorithm.refill.unwrap_or_default(),
-        "has no effect: with [data] no tasks are run to train on; remove it".into(),
+        "has no effect: with [data] no tasks are run to train on; remove it",
         plan.algorithm.refill.is_none(),
     );
     let kind = plan.algorithm.kind;
@@ -153,7 +153,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.inert(
         "rollout.cross_policy",
         "{ ... }",
-        "has no effect: with [data] nothing is sampled to train on; remove it".into(),
+        "has no effect: with [data] nothing is sampled to train on; remove it",
         plan.rollout.cross_policy.is_none(),
     );
 }
@@ -194,7 +194,7 @@ fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &m
     rules.custom(
         "data.queue",
         "an address with a password",
-        "copies of a recipe are shown: give the password as data.token_file, PGPASSWORD or REDISCLI_AUTH".into(),
+        "copies of a recipe are shown: give the password as data.token_file, PGPASSWORD or REDISCLI_AUTH",
         !holds_password(queue),
     );
     rules.allowed(
@@ -208,8 +208,7 @@ fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &m
         "data.type",
         "\"queue\"",
         "serves algorithms that learn from rewards: to imitate or compare stored episodes, use \"episodes\" with the \
-         folder that they were collected in"
-            .into(),
+         folder that they were collected in",
         !without_rewards,
     );
     rules.allowed(

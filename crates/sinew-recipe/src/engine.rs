@@ -221,7 +221,7 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
     );
     rules.unused(
         "engine.weights_transfer",
-        "has an effect with engine.weights_dir only; remove it".to_owned(),
+        "has an effect with engine.weights_dir only; remove it",
         e.weights_dir.is_some(),
     );
     rules.allowed(

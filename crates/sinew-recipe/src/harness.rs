@@ -547,7 +547,7 @@ fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
     rules.custom(
         "algorithm.refill",
         plan.algorithm.refill.unwrap_or_default(),
-        "has no effect: agents outside choose their tasks; remove it".into(),
+        "has no effect: agents outside choose their tasks; remove it",
         plan.algorithm.refill.is_none(),
     );
     for key in [
@@ -569,7 +569,7 @@ fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
     ] {
         let reason =
             "has no effect with harness.type = \"live\": agents run by themselves; remove it";
-        rules.unused(key, reason.into(), false);
+        rules.unused(key, reason, false);
     }
 }
 

@@ -129,21 +129,19 @@ pub(crate) fn rules(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
     rules.custom(
         "data.type",
         "...",
-        "[reward.late] waits for the rewards of episodes that the run samples: remove [data] or [reward.late]"
-            .into(),
+        "[reward.late] waits for the rewards of episodes that the run samples: remove [data] or [reward.late]",
         plan.data.is_none(),
     );
     rules.custom(
         "tasks.order",
         "\"adaptive\"",
-        "learns from the rewards of a step when it ends, and those of [reward.late] come later: use \"uniform\""
-            .into(),
+        "learns from the rewards of a step when it ends, and those of [reward.late] come later: use \"uniform\"",
         plan.tasks.adaptive().is_none(),
     );
     rules.custom(
         "algorithm.refill",
         plan.algorithm.refill.unwrap_or_default(),
-        "compares the rewards of a step when it ends, and those of [reward.late] come later: remove it".into(),
+        "compares the rewards of a step when it ends, and those of [reward.late] come later: remove it",
         plan.algorithm.refill.is_none(),
     );
 }

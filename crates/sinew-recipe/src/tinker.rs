@@ -45,8 +45,7 @@ fn sources(plan: &RunPlan, trains: bool, rules: &mut Rules) {
             key,
             format!("{source:?}"),
             "has its weights at a Tinker service: set trainer.type and engine.type to \"tinker\", or take a \
-             model with weights, such as \"hf:ORG/NAME\""
-                .into(),
+             model with weights, such as \"hf:ORG/NAME\"",
             trains || !source.starts_with(TINKER),
         );
     }
@@ -88,8 +87,7 @@ fn model(plan: &RunPlan, rules: &mut Rules) {
         "model.type",
         "\"scratch\"",
         "a Tinker service trains its own base models: use \"tinker:ORG/NAME\", or a folder with config.json \
-         and tokenizer.json of its base model"
-            .into(),
+         and tokenizer.json of its base model",
         !scratch,
     );
     let source = plan.model_source();
@@ -107,8 +105,7 @@ fn model(plan: &RunPlan, rules: &mut Rules) {
         "model.source",
         format!("{source:?}"),
         "is an address of saved weights: write the base model as \"tinker:ORG/NAME\"; a run starts from the \
-         weights of another one by \"run:DIR\""
-            .into(),
+         weights of another one by \"run:DIR\"",
         !source.starts_with("tinker://"),
     );
     if let Some(lora) = &plan.train.lora {
@@ -128,8 +125,7 @@ fn judges(plan: &RunPlan, rules: &mut Rules) {
             &format!("judge.{name}.model"),
             "\"policy\"",
             "runs the first weights in this process, and a Tinker service has them: name a model with weights, or a \
-             server by `url`"
-                .into(),
+             server by `url`",
             !judge.is_policy(),
         );
     }
@@ -144,8 +140,7 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
         "algorithm.type",
         format!("{:?}", plan.algorithm.kind.name()),
         "reads the values of a critic, which a Tinker service does not have: take an algorithm that compares \
-         the episodes of a group, such as \"grpo\""
-            .into(),
+         the episodes of a group, such as \"grpo\"",
         !plan.needs().values,
     );
     let entropy = algorithm.loss().entropy;

@@ -208,7 +208,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let own = !torch || t.url.is_none();
     for key in ["ranks", "python", "restarts"] {
         let reason = "has no effect with trainer.url, whose processes run already; remove it";
-        rules.unused(&format!("trainer.{key}"), reason.to_owned(), own);
+        rules.unused(&format!("trainer.{key}"), reason, own);
     }
     rules.allowed(
         "trainer.token_file",

