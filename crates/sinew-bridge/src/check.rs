@@ -7,7 +7,7 @@
 //! task, and noise of the environment looks like a difference of actions.
 
 use crate::env::PythonEnvFactory;
-use crate::findings::{Draw, line};
+use crate::findings::{Draw, failed, line};
 pub use crate::findings::{EnvCheck, Finding};
 use crate::floors::{above, floors};
 use futures::future::try_join_all;
@@ -208,14 +208,7 @@ async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> Env
     let (mut rewards, mut successes, mut unscored) = (Vec::new(), 0, None);
     for (i, task) in tasks.iter().enumerate() {
         match play(factory, task, policy, i as u64, &mut Vec::new()).await {
-            Err(e) => {
-                return line(
-                    policy.name(),
-                    Finding::Error,
-                    format!("task {}: {e}", task.id),
-                    Value::Null,
-                );
-            }
+            Err(e) => return failed(policy.name(), format!("task {}: {e}", task.id)),
             Ok(played) if played.outcome.unscored => {
                 unscored = unscored.or(played.outcome.unscored_reason);
             }
@@ -268,21 +261,10 @@ async fn gold(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
                 let why = outcome
                     .unscored_reason
                     .unwrap_or_else(|| format!("reward {}", outcome.reward));
-                return line(
-                    "gold",
-                    Finding::Error,
-                    format!("task {}: its solution fails: {why}", task.id),
-                    Value::Null,
-                );
+                let detail = format!("task {}: its solution fails: {why}", task.id);
+                return failed("gold", detail);
             }
-            Err(e) => {
-                return line(
-                    "gold",
-                    Finding::Error,
-                    format!("task {}: {e}", task.id),
-                    Value::Null,
-                );
-            }
+            Err(e) => return failed("gold", format!("task {}: {e}", task.id)),
         }
     }
     let detail = format!(
@@ -315,12 +297,7 @@ async fn determinism(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
                 );
             }
             (Err(e), _) | (_, Err(e)) => {
-                return line(
-                    "determinism",
-                    Finding::Error,
-                    format!("task {}: {e}", task.id),
-                    Value::Null,
-                );
+                return failed("determinism", format!("task {}: {e}", task.id));
             }
         }
     }
@@ -347,13 +324,10 @@ async fn snapshots(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
                     "task {}: after restore, the same actions led elsewhere; snapshot must return all of the state",
                     task.id
                 );
-                return line("snapshots", Finding::Error, detail, Value::Null);
+                return failed("snapshots", detail);
             }
             Ok(None) => {}
-            Err(e) => {
-                let detail = format!("task {}: {e}", task.id);
-                return line("snapshots", Finding::Error, detail, Value::Null);
-            }
+            Err(e) => return failed("snapshots", format!("task {}: {e}", task.id)),
         }
     }
     let detail = format!(
@@ -400,14 +374,7 @@ async fn leaks(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     for task in tasks {
         let prompt = match prompt(factory, task).await {
             Ok(messages) => messages,
-            Err(e) => {
-                return line(
-                    "leaks",
-                    Finding::Error,
-                    format!("task {}: {e}", task.id),
-                    Value::Null,
-                );
-            }
+            Err(e) => return failed("leaks", format!("task {}: {e}", task.id)),
         };
         let text: Vec<String> = prompt
             .iter()
@@ -477,7 +444,7 @@ async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> Env
     let played: Result<Vec<Vec<Duration>>, String> = try_join_all((0..sessions).map(session)).await;
     let mut times = match played {
         Ok(times) => times.concat(),
-        Err(why) => return line("speed", Finding::Error, why, Value::Null),
+        Err(why) => return failed("speed", why),
     };
     // Starts and ends of a single episode do not count; with several episodes, all of it takes time from the
     // others.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Folder inside below which folders of the host are shown.
 const SHOWN: &str = "/code";
 /// Folders that every sandbox of the process level shows at their own place.
-const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
+pub(crate) const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 /// Oldest Python that runs the worker's program.
 const OLDEST: [u32; 2] = [3, 8];
 /// Longest time in which an interpreter must answer.
@@ -164,9 +164,7 @@ impl PythonCode {
         let mut config = ProcessConfig::new("");
         config.python.clone_from(&self.interpreter);
         config.max_live = max_live;
-        let provider =
-            ProcessProvider::start(config).map_err(|e| StartError::Worker(e.to_string()))?;
-        Ok(Arc::new(provider))
+        started(config)
     }
 
     /// Sandboxes that show the folders of the code.
@@ -181,9 +179,7 @@ impl PythonCode {
         // Workers are programs with arguments.
         config.zygote = false;
         config.warm_python = false;
-        let provider =
-            ProcessProvider::start(config).map_err(|e| StartError::Worker(e.to_string()))?;
-        Ok(Arc::new(provider))
+        started(config)
     }
 
     /// Returns the same code for the interpreter of an image. Only the host folders of the modules are in its
@@ -297,6 +293,20 @@ impl PythonCode {
     }
 }
 
+/// Returns a provider of sandboxes, or the reason why this host has none.
+fn started(config: ProcessConfig) -> Result<Arc<dyn SandboxProvider>, StartError> {
+    let provider = ProcessProvider::start(config);
+    let provider = provider.map_err(|e| StartError::Worker(e.to_string()))?;
+    Ok(Arc::new(provider))
+}
+
+/// Returns the path of a program in the folders of a search path, which colons separate.
+pub(crate) fn in_path(name: &str, search_path: &str) -> Option<PathBuf> {
+    let folders = search_path.split(':').filter(|folder| !folder.is_empty());
+    let mut paths = folders.map(|folder| Path::new(folder).join(name));
+    paths.find(|path| path.is_file())
+}
+
 /// Returns the path of a program that is given as a path or found in the search path.
 fn find_program(name: &str, search_path: &str) -> Result<PathBuf, StartError> {
     let whole = |path: PathBuf| {
@@ -307,17 +317,12 @@ fn find_program(name: &str, search_path: &str) -> Result<PathBuf, StartError> {
     if name.contains('/') {
         return whole(PathBuf::from(name));
     }
-    let found = search_path
-        .split(':')
-        .filter(|folder| !folder.is_empty())
-        .map(|folder| Path::new(folder).join(name))
-        .find(|path| path.is_file());
     let missing = || {
         StartError::Interpreter(format!(
             "there is no {name} in PATH; install Python 3.8 or later, or set `python` to a path"
         ))
     };
-    whole(found.ok_or_else(missing)?)
+    whole(in_path(name, search_path).ok_or_else(missing)?)
 }
 
 /// Runs [`ASK`], in `/` and without input.

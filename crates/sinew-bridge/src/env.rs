@@ -11,6 +11,7 @@
 
 use crate::counts::{Counts, counted};
 use crate::error::{CallError, StartError};
+use crate::lock::lock;
 use crate::session::Session;
 use crate::worker::THREADED;
 use crate::workers::PythonWorkers;
@@ -23,7 +24,7 @@ use sinew_env::{
 };
 use sinew_types::{Gives, InputPresence, Message, Outcome, Task, ToolCall, ToolSpec, is_reward};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Parts of a class, as its worker describes them.
 #[derive(Clone, Debug, Deserialize)]
@@ -133,17 +134,7 @@ impl PythonEnvFactory {
 
     /// An episode of `task` that has not started.
     pub(crate) fn env(&self, task: &Task) -> PythonEnv {
-        PythonEnv {
-            shared: Arc::clone(&self.shared),
-            task: json!(task),
-            preamble: task.preamble.clone(),
-            state: State::New,
-            last: Vec::new(),
-            renewed: None,
-            counts: Counts::default(),
-            saved: None,
-            end_state: None,
-        }
+        PythonEnv::new(&self.shared, json!(task), task.preamble.clone())
     }
 
     /// All gold actions of a task. It blocks the thread.
@@ -231,11 +222,7 @@ impl EnvFactory for PythonEnvFactory {
         if !self.shared.info.gold {
             return Ok(None);
         }
-        let mut kept = self
-            .shared
-            .gold
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.shared.gold);
         if kept.as_ref().is_none_or(|(known, _)| known != task) {
             *kept = Some((task.clone(), self.gold_actions(task)?));
         }
@@ -352,22 +339,28 @@ impl WorkerScore {
 }
 
 impl PythonEnv {
+    /// An episode that has not started.
+    fn new(shared: &Arc<Shared>, task: Value, preamble: Vec<Message>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            task,
+            preamble,
+            state: State::New,
+            last: Vec::new(),
+            renewed: None,
+            counts: Counts::default(),
+            saved: None,
+            end_state: None,
+        }
+    }
+
     /// A separate episode that continues from the snapshot of this one. `None` without a snapshot.
     pub(crate) async fn twin(&self) -> Result<Option<Self>, EnvError> {
         let Some(saved) = self.saved.clone() else {
             return Ok(None);
         };
-        let mut twin = Self {
-            shared: Arc::clone(&self.shared),
-            task: self.task.clone(),
-            preamble: self.preamble.clone(),
-            state: State::New,
-            last: Vec::new(),
-            renewed: None,
-            counts: self.counts,
-            saved: None,
-            end_state: None,
-        };
+        let mut twin = Self::new(&self.shared, self.task.clone(), self.preamble.clone());
+        twin.counts = self.counts;
         twin.resume(saved).await?;
         Ok(Some(twin))
     }
@@ -496,10 +489,8 @@ impl PythonEnv {
         let state = score.get_mut("state").map(Value::take);
         self.end_state = state.filter(|state| !state.is_null());
         let scored: WorkerScore = parsed(score)?;
-        let mut outcome = match scored.into_result() {
-            Ok(score) => score.into_outcome(),
-            Err(unscored) => unscored.into_outcome(),
-        };
+        let scored = scored.into_result();
+        let mut outcome = scored.map_or_else(Unscored::into_outcome, Score::into_outcome);
         if self.shared.info.has_tools() {
             self.counts.add_to(&mut outcome);
         }

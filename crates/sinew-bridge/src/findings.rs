@@ -49,6 +49,11 @@ pub(crate) fn line(
     }
 }
 
+/// The line of a check that found an error, without measured values.
+pub(crate) fn failed(name: &'static str, detail: String) -> EnvCheck {
+    line(name, Finding::Error, detail, Value::Null)
+}
+
 /// Random values of a JSON Schema, from a seed: equal seeds give equal values. Values deeper than four levels
 /// are null, so that recursive schemas end.
 pub(crate) struct Draw(pub(crate) u64);

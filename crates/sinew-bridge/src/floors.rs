@@ -11,10 +11,11 @@
 //! A floor above a third of the gold policy's reward is a warning: much of a training's gain may be that
 //! floor. Silence and random calls are the policies `null` and `random` of the check itself.
 
-use crate::findings::{Draw, EnvCheck, Finding, line};
+use crate::findings::{Draw, EnvCheck, Finding, failed, line};
 use serde_json::{Value, json};
 use sinew_env::{Action, EnvError, EnvFactory};
 use sinew_types::{Outcome, Task, ToolCall, ToolSpec};
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 /// The share of gold's reward above which a floor is a warning.
@@ -198,7 +199,7 @@ async fn best(
                 continue;
             }
             if let Err(e) = sum.play(factory, one.task, &script.turns).await {
-                return line(name, Finding::Error, e, Value::Null);
+                return failed(name, e);
             }
         }
         if sum.episodes > 0 && found.as_ref().is_none_or(|(most, _)| sum.mean() > *most) {
@@ -247,7 +248,7 @@ async fn transferred(
             other.gold.clone()
         };
         if let Err(e) = sum.play(factory, one.task, &turns).await {
-            return line(name, Finding::Error, e, Value::Null);
+            return failed(name, e);
         }
     }
     let what = match name {
@@ -381,18 +382,21 @@ fn replaced(other: &KnownTask<'_>, now: &[String]) -> Vec<Action> {
             }
         }
         if action.tool_calls.is_empty() {
-            let lines = action.text.lines().map(|l| {
-                let parts = l.split(' ').map(|p| {
-                    let bare = p.trim_end_matches([',', '.', ';']);
-                    word(bare).map_or(p.to_owned(), |new| format!("{new}{}", &p[bare.len()..]))
-                });
-                parts.collect::<Vec<_>>().join(" ")
+            action.text = by_parts(&action.text, |part| {
+                let bare = part.trim_end_matches([',', '.', ';']);
+                let end = &part[bare.len()..];
+                word(bare).map_or(part.to_owned(), |new| format!("{new}{end}"))
             });
-            action.text = lines.collect::<Vec<_>>().join("\n");
         }
         action
     };
     other.gold.iter().map(turn).collect()
+}
+
+/// A text in which `new` replaces each part between spaces, line by line.
+fn by_parts(text: &str, new: impl Fn(&str) -> String) -> String {
+    let line = |line: &str| line.split(' ').map(&new).collect::<Vec<_>>().join(" ");
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Formats a value as it would appear in a text.
@@ -452,17 +456,13 @@ fn odd_turns(one: &KnownTask<'_>) -> Vec<Action> {
     for text in ODD_TEXTS {
         turns.push(Action::say(text));
         for gold in one.gold.iter().filter(|a| a.tool_calls.is_empty()) {
-            let lines = gold.text.lines().map(|l| {
-                let parts = l.split(' ').map(|p| {
-                    if number(p) {
-                        p.replace(p.trim_matches(','), text)
-                    } else {
-                        p.to_owned()
-                    }
-                });
-                parts.collect::<Vec<_>>().join(" ")
+            let odd = by_parts(&gold.text, |part| {
+                if number(part) {
+                    part.replace(part.trim_matches(','), text)
+                } else {
+                    part.to_owned()
+                }
             });
-            let odd = lines.collect::<Vec<_>>().join("\n");
             // A solution without a number is unchanged, and left out.
             if odd != gold.text {
                 turns.push(Action::say(odd));
@@ -486,7 +486,7 @@ async fn odd(factory: &dyn EnvFactory, known: &[KnownTask<'_>]) -> EnvCheck {
                     won += usize::from(success);
                     rest = &rest[count..];
                 }
-                Err(why) => return line("odd", Finding::Error, why, Value::Null),
+                Err(why) => return failed("odd", why),
             }
         }
     }
@@ -507,35 +507,26 @@ async fn odd_episode(
     task: &Task,
     turns: &[Action],
 ) -> Result<(usize, bool), String> {
-    let failed = |what: &str, e: &str| format!("task {}: {what}: {e}", task.id);
-    let mut env = factory
-        .create(task)
-        .map_err(|e| failed("start", &e.to_string()))?;
+    let failed = |what: &str, e: &dyn Display| format!("task {}: {what}: {e}", task.id);
+    let mut env = factory.create(task).map_err(|e| failed("start", &e))?;
     let mut last = String::new();
     let play = async {
-        env.reset()
-            .await
-            .map_err(|e| failed("start", &e.to_string()))?;
+        env.reset().await.map_err(|e| failed("start", &e))?;
         let mut count = 0;
         for turn in turns.iter().take(TURNS) {
             count += 1;
             last = told(turn);
             let step = env.step(turn.clone()).await;
-            let step = step.map_err(|e| failed(&last, &e.to_string()))?;
+            let step = step.map_err(|e| failed(&last, &e))?;
             if let Some(outcome) = step.outcome {
                 return Ok((count, outcome));
             }
         }
-        let outcome = env
-            .score()
-            .await
-            .map_err(|e| failed(&last, &e.to_string()))?;
+        let outcome = env.score().await.map_err(|e| failed(&last, &e))?;
         Ok((count, outcome))
     };
     let ended: Result<_, String> = play.await;
-    env.close()
-        .await
-        .map_err(|e| failed("end", &e.to_string()))?;
+    env.close().await.map_err(|e| failed("end", &e))?;
     let (count, outcome) = ended?;
     match outcome.unscored_reason.filter(|_| outcome.unscored) {
         Some(why) => Err(failed(&format!("no score after {last}"), &why)),

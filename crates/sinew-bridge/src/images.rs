@@ -10,6 +10,7 @@
 
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
+use crate::lock::lock;
 use crate::plan::Plan;
 use crate::runs::HostHelp;
 use crate::session::{Session, StartTimes};
@@ -20,7 +21,7 @@ use sinew_sandbox::SandboxSpec;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -84,10 +85,6 @@ pub(crate) struct ImageWorkers {
     next_session: AtomicU64,
     clock: AtomicU64,
     starts: StartTimes,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ImageWorkers {

@@ -5,7 +5,7 @@ use crate::env::PythonEnvFactory;
 use crate::error::StartError;
 use crate::images::TaskImages;
 use crate::target::{Target, TargetKind};
-use crate::tasks::PythonTasks;
+use crate::tasks::SplitTasks;
 use crate::workers::{PythonWorkers, WorkersConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -104,6 +104,15 @@ fn default_python() -> String {
     "python3".into()
 }
 
+/// Refuses the value of a key.
+///
+/// # Errors
+/// Always.
+pub fn refuse_key(key: &'static str, value: String, reason: &str) -> Result<(), KeyError> {
+    let reason = reason.into();
+    Err(KeyError { key, value, reason })
+}
+
 /// Checks deadlines in seconds, by their keys.
 ///
 /// # Errors
@@ -186,24 +195,20 @@ impl Python {
 
 impl EnvConfig for Python {
     fn check(&self) -> Result<(), KeyError> {
-        let wrong = |key, value: String, reason: &str| {
-            let reason = reason.into();
-            Err(KeyError { key, value, reason })
-        };
         if !self.module.contains(':') {
             let reason = "allowed: a file and a class, as in \"my_env.py:MyEnv\"";
-            return wrong("module", format!("{:?}", self.module), reason);
+            return refuse_key("module", format!("{:?}", self.module), reason);
         }
         if !(1..=256).contains(&self.workers) {
-            return wrong("workers", self.workers.to_string(), "allowed: 1 to 256");
+            return refuse_key("workers", self.workers.to_string(), "allowed: 1 to 256");
         }
         if !(1..=10_000).contains(&self.sessions_per_worker) {
             let value = self.sessions_per_worker.to_string();
-            return wrong("sessions_per_worker", value, "allowed: 1 to 10000");
+            return refuse_key("sessions_per_worker", value, "allowed: 1 to 10000");
         }
         if !self.image_python.is_empty() && !self.image_python.starts_with('/') {
             let reason = "allowed: a path in the images that begins with /";
-            return wrong("image_python", format!("{:?}", self.image_python), reason);
+            return refuse_key("image_python", format!("{:?}", self.image_python), reason);
         }
         check_timeouts(&[
             ("timeout_s", self.timeout_s),
@@ -232,12 +237,8 @@ impl EnvConfig for Python {
             value: self.module.clone(),
             allowed: e.to_string(),
         })?;
-        Ok(Arc::new(PythonTasks::read(
-            &workers,
-            0,
-            &self.module,
-            seed,
-        )?))
+        let tasks = SplitTasks::of_class(&workers, 0, &self.module, seed)?;
+        Ok(Arc::new(tasks))
     }
 
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {

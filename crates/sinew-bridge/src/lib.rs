@@ -33,6 +33,7 @@ mod frame;
 mod http;
 mod images;
 mod kind;
+mod lock;
 mod mcp;
 mod plan;
 mod reward;
@@ -52,11 +53,12 @@ use sinew_env::{counts, turn};
 /// and the runtime of a client. `sinew-peers` is the user.
 pub mod remote {
     pub use crate::http::{
-        MAX_BODY, MAX_TEXT, NO_JSON, NO_KEY, Remote, RemoteError, ServeKey, Server, address, cut,
-        gone, refused, worker,
+        MAX_BODY, MAX_TEXT, NO_JSON, NO_KEY, Remote, RemoteError, ServeKey, Server, address,
+        check_address, cut, gone, refused, worker,
     };
-    pub use crate::kind::check_timeouts;
-    pub use crate::runtime::{block_on, spawn};
+    pub use crate::kind::{check_timeouts, refuse_key};
+    pub use crate::lock::lock;
+    pub use crate::runtime::block_on;
 }
 
 pub use check::{CheckReport, EnvCheck, Finding};
@@ -76,5 +78,5 @@ pub use mcp::{MCP_KIND, Mcp, McpServer};
 pub use reward::PythonReward;
 pub use rows::{PythonRows, RowLimits};
 pub use target::{Target, TargetKind};
-pub use tasks::PythonTasks;
+pub use tasks::SplitTasks;
 pub use workers::{PythonWorkers, WorkersConfig};

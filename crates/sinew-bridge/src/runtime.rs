@@ -4,7 +4,6 @@
 use std::future::Future;
 use std::sync::mpsc;
 use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
-use tokio::task::JoinHandle;
 
 /// A runtime with one thread. Dropping it ends its tasks.
 #[derive(Debug)]
@@ -37,15 +36,6 @@ impl Drop for OwnRuntime {
             runtime.shutdown_background();
         }
     }
-}
-
-/// Runs a future on the runtime. It continues if the caller stops waiting.
-pub fn spawn<F>(handle: &Handle, future: F) -> JoinHandle<F::Output>
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    handle.spawn(future)
 }
 
 /// Runs a future on the runtime and blocks this thread until it is ready. `None` if the runtime is gone.

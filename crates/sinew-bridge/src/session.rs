@@ -1,11 +1,11 @@
 //! Common parts of the worker pools: sessions, and the bound of starts.
 
 use crate::error::CallError;
-use crate::runtime::spawn;
+use crate::lock::lock;
 use crate::worker::{RefusedCall, THREADED, Worker};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
@@ -38,7 +38,7 @@ impl StartTimes {
         let give_up = Instant::now() + at_most;
         loop {
             let wait = {
-                let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut times = lock(&self.times);
                 while times.front().is_some_and(|s| s.elapsed() >= WINDOW) {
                     times.pop_front();
                 }
@@ -101,7 +101,7 @@ impl Session {
     pub(crate) async fn call(&self, mut request: Value) -> Result<Value, CallError> {
         request["session"] = self.id.into();
         let (worker, timeout) = (Arc::clone(&self.worker), self.timeout);
-        let called = spawn(&self.handle, async move {
+        let called = self.handle.spawn(async move {
             let called = worker.call(request, THREADED, timeout).await;
             called.map_err(RefusedCall::into_error)
         });

@@ -60,15 +60,10 @@ impl Target {
             TargetKind::Reward => "my_rewards.py:score",
             TargetKind::Tasks => "my_tasks.py:rows",
         };
-        let Some((module, name)) = text.rsplit_once(':') else {
-            return Err(wrong(format!(
-                "expected a file and a name, as in {example}"
-            )));
-        };
+        let form = || wrong(format!("expected a file and a name, as in {example}"));
+        let (module, name) = text.rsplit_once(':').ok_or_else(form)?;
         if module.is_empty() || !name.split('.').all(is_identifier) {
-            return Err(wrong(format!(
-                "expected a file and a name, as in {example}"
-            )));
+            return Err(form());
         }
         let module = match module.ends_with(".py") || module.contains('/') {
             true => Module::File(file(base, module).map_err(wrong)?),
@@ -79,11 +74,7 @@ impl Target {
                 name: module.into(),
                 folder: holds(base, module).then(|| base.to_path_buf()),
             },
-            false => {
-                return Err(wrong(format!(
-                    "expected a file and a name, as in {example}"
-                )));
-            }
+            false => return Err(form()),
         };
         Ok(Self {
             module,

@@ -1,4 +1,4 @@
-//! Tasks that the class of an environment provides itself.
+//! Tasks as two lists, such as those that the class of an environment provides itself.
 
 use crate::env::EnvInfo;
 use crate::error::RowError;
@@ -11,23 +11,34 @@ use sinew_types::{Task, TaskId, mix_seed};
 /// Divisor: one of this many rows is held out if `tasks` has no parameter `split`.
 const HELD_OUT_EVERY: u64 = 20;
 
-/// Rows of `tasks(split, seed)`, read once. A row is a text (the prompt) or an object; its fields are the
-/// columns of the task. `id`, `kind` and `prompt` name the task, its type and its text.
+/// The tasks of each split in order.
 #[derive(Clone, Debug)]
-pub struct PythonTasks {
+pub struct SplitTasks {
     name: String,
     train: Vec<Task>,
     held_out: Vec<Task>,
 }
 
-impl PythonTasks {
-    /// Reads all rows. `seed` goes to the class and into the seeds of the tasks. Every row whose hash is a
-    /// multiple of 20 is held out if there is no parameter `split`. It blocks the thread.
+impl SplitTasks {
+    /// Tasks under this name.
+    pub fn new(name: &str, train: Vec<Task>, held_out: Vec<Task>) -> Self {
+        Self {
+            name: name.into(),
+            train,
+            held_out,
+        }
+    }
+
+    /// Reads all rows of `tasks(split, seed)` of a class. A row is a text (the prompt) or an object; its
+    /// fields are the columns of the task. `id`, `kind` and `prompt` name the task, its type and its text.
+    ///
+    /// `seed` goes to the class and into the seeds of the tasks. Every row whose hash is a multiple of 20 is
+    /// held out if there is no parameter `split`. It blocks the thread.
     ///
     /// # Errors
     /// If the class has no `tasks`, it raises an error, a row is neither text nor an object, or no row is
     /// held out. There may be none to train on: then the tasks are only measured.
-    pub fn read(
+    pub fn of_class(
         workers: &PythonWorkers,
         target: usize,
         name: &str,
@@ -46,19 +57,14 @@ impl PythonTasks {
             let held = |t: &Task| row_hash(t).is_multiple_of(HELD_OUT_EVERY);
             rows(Split::Train)?.into_iter().partition(|t| !held(t))
         };
-        let tasks = Self {
-            name: name.into(),
-            train,
-            held_out,
-        };
-        if tasks.is_empty(Split::HeldOut) {
+        if held_out.is_empty() {
             let split = Split::HeldOut.as_str();
             return Err(config_error(
                 name,
                 format!("tasks gives no row for the split {split}"),
             ));
         }
-        Ok(tasks)
+        Ok(Self::new(name, train, held_out))
     }
 
     fn split(&self, split: Split) -> &[Task] {
@@ -139,7 +145,7 @@ fn named_text(columns: &mut Map<String, Value>, name: &str) -> Result<Option<Str
     }
 }
 
-impl Taskset for PythonTasks {
+impl Taskset for SplitTasks {
     fn name(&self) -> &str {
         &self.name
     }

@@ -10,6 +10,7 @@
 
 use crate::error::{CallError, ProtocolError, StartError};
 use crate::frame::{FrameReader, MAX_FRAME, encode};
+use crate::lock::lock;
 use crate::plan::Plan;
 use crate::runs::{CodeRun, Runs, UserQuestion};
 use serde::Deserialize;
@@ -20,7 +21,7 @@ use sinew_sandbox::{
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -142,10 +143,6 @@ pub(crate) struct Worker {
     room: Semaphore,
     /// Descriptions of the targets, in their order.
     pub(crate) targets: Vec<Value>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

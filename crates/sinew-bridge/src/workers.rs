@@ -18,16 +18,17 @@
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::images::{Common, ImageWorkers, TaskImages};
+use crate::lock::lock;
 use crate::plan::Plan;
 use crate::runs::HostHelp;
-use crate::runtime::{OwnRuntime, block_on, spawn};
+use crate::runtime::{OwnRuntime, block_on};
 use crate::session::{Session, StartTimes, gone};
 use crate::worker::{RefusedCall, Worker};
 use serde_json::{Value, json};
 use sinew_env::SimulatedUser;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -257,9 +258,9 @@ impl PythonWorkers {
     ) -> Result<Value, CallError> {
         let inner = Arc::clone(&self.inner);
         let (waits, given_up) = oneshot::channel();
-        let called = spawn(&self.handle, async move {
-            inner.call(request, weight, timeout, given_up).await
-        });
+        let called = self
+            .handle
+            .spawn(async move { inner.call(request, weight, timeout, given_up).await });
         let called = called.await.unwrap_or_else(|_| Err(gone()));
         drop(waits);
         called
@@ -286,7 +287,7 @@ impl PythonWorkers {
     ) -> Result<(Session, Value), CallError> {
         let (inner, handle) = (Arc::clone(&self.inner), self.handle.clone());
         let images = self.images.clone();
-        let opened = spawn(&self.handle, async move {
+        let opened = self.handle.spawn(async move {
             let named = images.as_ref().map(|i| i.named(&task)).transpose()?;
             let session = match (&images, named.flatten()) {
                 (Some(images), Some(image)) => {
@@ -388,8 +389,7 @@ impl Inner {
         if let Some(worker) = place.as_ref().filter(|w| w.is_alive()) {
             return Ok(Arc::clone(worker));
         }
-        let failed = || slot.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, error)) = failed().as_ref().filter(|(at, _)| *at > asked) {
+        if let Some((_, error)) = lock(&slot.failed).as_ref().filter(|(at, _)| *at > asked) {
             return Err(error.clone());
         }
         // The dead one leaves before the next one starts. One in which code ran ended as it should.
@@ -400,7 +400,7 @@ impl Inner {
                 Ok(worker)
             }
             Err(error) => {
-                *failed() = Some((Instant::now(), error.clone()));
+                *lock(&slot.failed) = Some((Instant::now(), error.clone()));
                 Err(error)
             }
         }

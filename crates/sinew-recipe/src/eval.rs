@@ -50,6 +50,6 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "0 (greedy) or a number above",
         e.temperature >= 0.0 && e.temperature.is_finite(),
     );
-    let reason = "has no effect with eval.temperature = 0, which is greedy; remove it".into();
+    let reason = "has no effect with eval.temperature = 0, which is greedy; remove it";
     rules.unused("eval.greedy", reason, e.temperature != 0.0);
 }

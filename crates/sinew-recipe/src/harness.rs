@@ -1,12 +1,13 @@
 //! The `[harness]` table of a recipe.
 
+use crate::rollout::no_retry;
 use crate::rule::Rules;
 use crate::section::choice;
+use crate::store::needs_durable;
 use crate::{RewardSection, RunPlan};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_agents::Agent;
-use sinew_algo::GroupRepair;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -510,13 +511,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
 }
 
 fn service(s: &ServiceSection, rules: &mut Rules) {
-    let http = s.url.starts_with("http://") || s.url.starts_with("https://");
-    rules.allowed(
-        "harness.url",
-        format!("{:?}", s.url),
-        "an address that begins with http:// or https://",
-        http,
-    );
+    rules.address("harness.url", &s.url);
     rules.seconds("harness.timeout_s", s.timeout_s);
     rules.range("harness.slots", s.slots, 1..=16_384);
 }
@@ -547,23 +542,12 @@ fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
         "missing with harness.type = \"live\": agents give the data",
         plan.data.is_none(),
     );
-    rules.custom(
-        "store.type",
-        format!("{:?}", plan.store.kind.name()),
-        "what agents did cannot be done again: use \"disk\" or \"postgres\"".into(),
-        plan.store.kind.is_durable(),
-    );
-    let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
-    rules.custom(
-        "rollout.repair",
-        "retry",
-        "rollouts of agents outside cannot be run again: leave `retry` out".into(),
-        !plan.rollout.repair.iter().flatten().any(retries),
-    );
+    needs_durable(plan, "what agents did cannot be done again", rules);
+    no_retry(plan, "rollouts of agents outside", rules);
     rules.custom(
         "algorithm.refill",
         plan.algorithm.refill.unwrap_or_default(),
-        "has no effect: agents outside choose their tasks; remove it".into(),
+        "has no effect: agents outside choose their tasks; remove it",
         plan.algorithm.refill.is_none(),
     );
     for key in [
@@ -585,7 +569,7 @@ fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
     ] {
         let reason =
             "has no effect with harness.type = \"live\": agents run by themselves; remove it";
-        rules.unused(key, reason.into(), false);
+        rules.unused(key, reason, false);
     }
 }
 

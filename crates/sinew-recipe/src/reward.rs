@@ -5,6 +5,7 @@ use crate::RunPlan;
 use crate::judge::{JUDGE, JudgeMode};
 use crate::late::{self, LATE, LateSection};
 use crate::rule::Rules;
+use crate::urls::is_http;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_reward::{
@@ -160,7 +161,7 @@ impl RewardSection {
 
     /// Returns the server of a reward, if the reward is a server.
     pub fn server<'a>(&'a self, name: &'a str) -> Option<RewardServerPlan<'a>> {
-        if !(name.starts_with("http://") || name.starts_with("https://")) {
+        if !is_http(name) {
             return None;
         }
         let limited = self.limited(name);
@@ -259,8 +260,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "reward",
         "{ ... }",
-        "has no effect with [[env]]: each environment has a reward of its own; put it into them"
-            .into(),
+        "has no effect with [[env]]: each environment has a reward of its own; put it into them",
         !(mixture && plan.reward.is_some()),
     );
     if let Some(late) = plan.reward.as_ref().and_then(RewardSection::late) {
@@ -270,7 +270,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         rules.custom(
             &format!("{}.reward", plan.env.key(i)),
             "{ late = ... }",
-            "rewards from outside need a single [env]; remove `late`".into(),
+            "rewards from outside need a single [env]; remove `late`",
             !(mixture && world.reward.is_some_and(|r| r.late().is_some())),
         );
         let key = if mixture {
@@ -311,14 +311,13 @@ fn terms(reward: &RewardSection, key: &str, plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "sandbox.level",
         level.name(),
-        "functions of [reward], and math, run at level \"process\"".into(),
+        "functions of [reward], and math, run at level \"process\"",
         level == Level::Process || !reward.has_python(),
     );
     rules.custom(
         "sandbox.level",
         level.name(),
-        "tests and program of [reward] start processes: allowed are process, container, microvm"
-            .into(),
+        "tests and program of [reward] start processes: allowed are process, container, microvm",
         level != Level::Wasm || !reward.has_code(),
     );
     if let RewardSection::Several(RewardTable {
@@ -326,7 +325,7 @@ fn terms(reward: &RewardSection, key: &str, plan: &RunPlan, rules: &mut Rules) {
     }) = reward
     {
         rules.range(key, *n, 1..=256);
-        let reason = "workers has no effect without a function in Python; remove it".into();
+        let reason = "workers has no effect without a function in Python; remove it";
         rules.custom(key, n, reason, reward.has_python());
     }
     if let RewardSection::Several(RewardTable {
@@ -336,7 +335,7 @@ fn terms(reward: &RewardSection, key: &str, plan: &RunPlan, rules: &mut Rules) {
     {
         let key = format!("{key}.python");
         let shown = format!("{python:?}");
-        let reason = "has no effect without a function in Python; remove it".into();
+        let reason = "has no effect without a function in Python; remove it";
         rules.custom(&key, &shown, reason, reward.has_python());
         let allowed = "the path of a Python interpreter, or its name in PATH";
         rules.allowed(&key, shown, allowed, !python.is_empty());
@@ -373,7 +372,7 @@ fn server_rules(reward: &RewardSection, name: &str, rules: &mut Rules) {
                 ("batch", limited.batch.is_some()),
             ];
             for (key, typed) in typed {
-                let reason = "is a key of reward servers (\"http://...\"); remove it".to_owned();
+                let reason = "is a key of reward servers (\"http://...\"); remove it";
                 rules.custom("reward", format!("{key} of {name:?}"), reason, !typed);
             }
         }
@@ -391,13 +390,12 @@ fn limits(name: &str, term: &LimitedTerm, plan: &RunPlan, rules: &mut Rules) {
         let allowed = "a lower limit below an upper one";
         rules.allowed("reward", shown, allowed, low < high);
     }
-    let server = name.starts_with("http://") || name.starts_with("https://");
-    if let Some(seconds) = term.timeout_s.filter(|_| !server) {
+    if let Some(seconds) = term.timeout_s.filter(|_| !is_http(name)) {
         let shown = of("timeout_s", seconds.to_string());
         let in_range = (0.01..=86_400.0).contains(&seconds);
         rules.allowed("reward", &shown, "0.01 to 86400 seconds", in_range);
         let reason = "has no effect: the reward is computed at once; remove it";
-        rules.custom("reward", &shown, reason.into(), has_deadline(name));
+        rules.custom("reward", &shown, reason, has_deadline(name));
     }
     let compares = plan.compares(name);
     if let Some(pairs) = term.pairs {
@@ -407,12 +405,7 @@ fn limits(name: &str, term: &LimitedTerm, plan: &RunPlan, rules: &mut Rules) {
         let in_range = (group..=65_536).contains(&pairs);
         rules.allowed("reward", &shown, &allowed, in_range);
         let reason = "has no effect: the reward compares no samples; remove it";
-        rules.custom(
-            "reward",
-            &shown,
-            reason.into(),
-            is_function(name) || compares,
-        );
+        rules.custom("reward", &shown, reason, is_function(name) || compares);
     } else if compares {
         let group = plan.rollout.group_size;
         rules.custom(

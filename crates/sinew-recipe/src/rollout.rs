@@ -190,6 +190,14 @@ fn default_every() -> u64 {
     4
 }
 
+/// Refuses `retry` among the repairs of groups, since episodes of `what` cannot run again.
+pub(crate) fn no_retry(plan: &RunPlan, what: &str, rules: &mut Rules) {
+    let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
+    let reason = format!("{what} cannot be run again: leave `retry` out");
+    let retried = plan.rollout.repair.iter().flatten().any(retries);
+    rules.custom("rollout.repair", "retry", reason, !retried);
+}
+
 /// Refuses `turn_stages` unless the built-in loop runs the training episodes.
 fn turn_stages(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;
@@ -204,15 +212,14 @@ fn turn_stages(plan: &RunPlan, rules: &mut Rules) {
     );
     rules.unused(
         "rollout.turn_stage_steps",
-        "has no effect without rollout.turn_stages; remove it".into(),
+        "has no effect without rollout.turn_stages; remove it",
         given,
     );
     rules.inert(
         "rollout.turn_stages",
         format!("{:?}", r.turn_stages),
         "has no effect: it needs episodes of the built-in loop to train on, without [data] and [harness]; \
-         remove it"
-            .into(),
+         remove it",
         !given || (plan.data.is_none() && plan.harness.is_built_in()),
     );
 }
@@ -233,7 +240,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "rollout.max_starting",
         starting,
-        "allowed: 1 to rollout.max_in_flight, above which it has no effect".into(),
+        "allowed: 1 to rollout.max_in_flight, above which it has no effect",
         (1..=r.max_in_flight).contains(&starting),
     );
     rules.allowed(
@@ -251,7 +258,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "rollout.repair",
         "[]",
-        "has no steps: give some, the last `mask` or `drop_group`, or leave it out for the usual ones".into(),
+        "has no steps: give some, the last `mask` or `drop_group`, or leave it out for the usual ones",
         r.repair.as_ref().is_none_or(|steps| !steps.is_empty()),
     );
     let top_p = r.top_p > 0.0 && r.top_p <= 1.0;
@@ -282,7 +289,7 @@ fn place(plan: &RunPlan, rules: &mut Rules) {
     let name = format!("{:?}", r.place.name());
     let mut needs = |why: &str, holds: bool| {
         let holds = r.place != RolloutPlace::Workers || holds;
-        rules.custom("rollout.place", &name, why.into(), holds);
+        rules.custom("rollout.place", &name, why, holds);
     };
     let live = plan.harness.live().is_some();
     let late = plan.reward.as_ref().and_then(|reward| reward.late());
@@ -316,7 +323,7 @@ fn place(plan: &RunPlan, rules: &mut Rules) {
     let elsewhere = r.place != RolloutPlace::Here;
     for key in ["rollout.ticket_lease_s", "rollout.ticket_attempts"] {
         let reason = "has no effect with rollout.place = \"here\"; remove it";
-        rules.unused(key, reason.into(), elsewhere);
+        rules.unused(key, reason, elsewhere);
     }
 }
 
@@ -400,7 +407,7 @@ fn chunks(plan: &RunPlan, rules: &mut Rules) {
 fn over_sample(plan: &RunPlan, rules: &mut Rules) {
     let more = plan.rollout.over_sample;
     let mut needs = |why: &str, holds: bool| {
-        rules.custom("rollout.over_sample", more, why.into(), more == 0 || holds);
+        rules.custom("rollout.over_sample", more, why, more == 0 || holds);
     };
     needs(
         "needs train.mode = \"sync\": in the other modes episodes that take long run on while others are \
@@ -467,17 +474,17 @@ fn turns(plan: &RunPlan, rules: &mut Rules) {
         let reason =
             "needs engine.type = \"embedded\": training makes the masks of the engine again";
         let embedded = plan.engine.kind == EngineType::Embedded;
-        rules.custom("rollout.format", &kind, reason.into(), embedded);
+        rules.custom("rollout.format", &kind, reason, embedded);
     }
     let reason = "has no effect: a program asks for formats itself; remove it";
-    rules.unused("rollout.format", reason.into(), own);
+    rules.unused("rollout.format", reason, own);
     let seconds = r.boot_timeout_s.unwrap_or(1.0);
     rules.allowed("rollout.boot_timeout_s", seconds, TIME, is_time(seconds));
     let reason =
         "has no effect: the turns of programs and live agents cannot be replayed; remove it";
-    rules.unused("rollout.resume", reason.into(), own);
+    rules.unused("rollout.resume", reason, own);
     let reason = "has no effect: a program's sandbox starts within harness.timeout_s; remove it";
     let mut members = plan.env.members().iter();
     let hosted = members.any(|m| m.config().machines());
-    rules.unused("rollout.boot_timeout_s", reason.into(), own || hosted);
+    rules.unused("rollout.boot_timeout_s", reason, own || hosted);
 }

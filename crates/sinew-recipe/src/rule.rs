@@ -1,5 +1,6 @@
 //! A rule of a recipe: a key, whether its value is allowed, and the reason that is reported if it is not.
 
+use crate::urls::is_http;
 use crate::{TIME, is_time};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -36,18 +37,30 @@ pub(crate) struct Rules(pub(crate) Vec<Rule>);
 
 impl Rules {
     /// Adds any condition; `reason` states the allowed values and the reason.
-    pub(crate) fn custom(&mut self, key: &str, value: impl Display, reason: String, holds: bool) {
+    pub(crate) fn custom(
+        &mut self,
+        key: &str,
+        value: impl Display,
+        reason: impl Into<String>,
+        holds: bool,
+    ) {
         self.0.push(Rule {
             key: key.to_owned(),
             value: Some(value.to_string()),
-            reason,
+            reason: reason.into(),
             holds,
             inert: false,
         });
     }
 
     /// Adds a key whose value has no effect unless the condition holds.
-    pub(crate) fn inert(&mut self, key: &str, value: impl Display, reason: String, holds: bool) {
+    pub(crate) fn inert(
+        &mut self,
+        key: &str,
+        value: impl Display,
+        reason: impl Into<String>,
+        holds: bool,
+    ) {
         self.custom(key, value, reason, holds);
         if let Some(rule) = self.0.last_mut() {
             rule.inert = true;
@@ -56,11 +69,11 @@ impl Rules {
 
     /// Adds a key that may only be written if it has an effect. A key without effect is also omitted from the
     /// effective recipe.
-    pub(crate) fn unused(&mut self, key: &str, reason: String, has_effect: bool) {
+    pub(crate) fn unused(&mut self, key: &str, reason: impl Into<String>, has_effect: bool) {
         self.0.push(Rule {
             key: key.to_owned(),
             value: None,
-            reason,
+            reason: reason.into(),
             holds: has_effect,
             inert: true,
         });
@@ -94,6 +107,12 @@ impl Rules {
             "a number above 0",
             value.is_finite() && value > 0.0,
         );
+    }
+
+    /// Requires an address of HTTP or HTTPS.
+    pub(crate) fn address(&mut self, key: &str, url: &str) {
+        let allowed = "an address that begins with http:// or https://";
+        self.allowed(key, format!("{url:?}"), allowed, is_http(url));
     }
 
     /// Requires a duration: above 0, at most a year.

@@ -3,7 +3,7 @@
 use crate::reward::RewardSection;
 use crate::rule::Rules;
 use crate::section::{choice, section};
-use crate::urls::Urls;
+use crate::urls::{Urls, is_http};
 use crate::{EnvMember, HarnessLevel, RunPlan};
 use sinew_egress::EgressConfig;
 use std::collections::BTreeMap;
@@ -142,7 +142,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "sandbox.cpus",
         s.cpus.unwrap_or_default(),
-        "allowed: 0.01 to 1024".into(),
+        "allowed: 0.01 to 1024",
         s.cpus.is_none_or(|n| (0.01..=1024.0).contains(&n)),
     );
     let rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
@@ -173,7 +173,7 @@ fn images(plan: &RunPlan, rules: &mut Rules) {
     let members = plan.env.members();
     rules.unused(
         "sandbox.images",
-        "has an effect with env.type = \"python\" only; remove it".into(),
+        "has an effect with env.type = \"python\" only; remove it",
         members.iter().any(|m| m.config().task_images()),
     );
     rules.allowed(
@@ -205,8 +205,7 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
         "sandbox.level",
         level.name(),
         "env.type = \"python\" runs at level \"process\"; at another one, start `sinew env serve MODULE` in a container or \
-         a machine of yours, and set env.type = \"http\""
-            .into(),
+         a machine of yours, and set env.type = \"http\"",
         level == Level::Process,
     );
     if plan.harness.is_built_in() && alone {
@@ -228,35 +227,29 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
 /// Refuses keys that a sandbox server decides, and features that cannot run on another host.
 fn server(plan: &RunPlan, rules: &mut Rules) {
     let s = &plan.sandbox;
-    let reason = "has no effect without sandbox.owner; remove it".into();
+    let reason = "has no effect without sandbox.owner; remove it";
     rules.unused("sandbox.owner_key_env", reason, s.owner.is_some());
     if !s.is_elsewhere() {
-        let reason = "has no effect without sandbox.server; remove it".into();
+        let reason = "has no effect without sandbox.server; remove it";
         rules.unused("sandbox.server_key_env", reason, false);
         return;
     }
     if let Some(owner) = &s.owner {
-        let is_url = owner.starts_with("http://") || owner.starts_with("https://");
         let allowed = "http:// or https:// and a host";
-        rules.allowed("sandbox.owner", owner, allowed, is_url);
+        rules.allowed("sandbox.owner", owner, allowed, is_http(owner));
     }
     if let Some(urls) = &s.server {
         servers(urls.all(), rules);
     }
     let url = format!("{:?}", s.servers());
     let reason = "agent programs need the network of this host; remove it";
-    rules.custom(
-        "sandbox.server",
-        &url,
-        reason.into(),
-        plan.harness.is_built_in(),
-    );
+    rules.custom("sandbox.server", &url, reason, plan.harness.is_built_in());
     let python = plan.env.members().iter().all(|m| m.kind_name() == "python");
     let mut rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
     let reason = "has no effect: Python environments run on this host; remove it";
     let has_effect = !python || rewards.any(RewardSection::has_code);
-    rules.unused("sandbox.server", reason.into(), has_effect);
-    rules.unused("sandbox.owner", reason.into(), has_effect);
+    rules.unused("sandbox.server", reason, has_effect);
+    rules.unused("sandbox.owner", reason, has_effect);
     for key in [
         "image_cache",
         "volumes",
@@ -268,7 +261,7 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
         "egress",
         "egress_audit",
     ] {
-        let reason = "has no effect with sandbox.server: the server decides; remove it".into();
+        let reason = "has no effect with sandbox.server: the server decides; remove it";
         rules.unused(&format!("sandbox.{key}"), reason, false);
     }
 }
@@ -283,12 +276,11 @@ fn servers(urls: &[String], rules: &mut Rules) {
         (1..=MAX_SERVERS).contains(&count),
     );
     for (at, url) in urls.iter().enumerate() {
-        let is_url = url.starts_with("http://") || url.starts_with("https://");
         rules.allowed(
             "sandbox.server",
             url,
             "http:// or https:// and a host",
-            is_url,
+            is_http(url),
         );
         let place = |url: &str| url.trim_end_matches('/').to_owned();
         let is_new = !urls[..at].iter().any(|other| place(other) == place(url));
@@ -327,13 +319,13 @@ fn levels(plan: &RunPlan, rules: &mut Rules) {
 fn egress(plan: &RunPlan, rules: &mut Rules) {
     let s = &plan.sandbox;
     let Some(egress) = &s.egress else {
-        let reason = "has no effect without [sandbox.egress]; remove it".into();
+        let reason = "has no effect without [sandbox.egress]; remove it";
         rules.unused("sandbox.egress_audit", reason, false);
         return;
     };
     let reason = "needs sandbox.level = \"process\" or \"container\": the others have no network";
     let has_network = matches!(s.level, Level::Process | Level::Container);
-    rules.custom("sandbox.egress", "{ ... }", reason.into(), has_network);
+    rules.custom("sandbox.egress", "{ ... }", reason, has_network);
     use sinew_egress::Mode;
     let allowed = "live, record, cache; `sinew replay` replays what was recorded, and so does `sinew serve \
          --sandbox-only --egress FILE`";
@@ -349,14 +341,13 @@ fn egress(plan: &RunPlan, rules: &mut Rules) {
             "sandbox.egress.folder",
             "a folder",
             "a run with mode = \"record\" keeps its recordings in network/ of its own folder; \
-             remove it"
-                .into(),
+             remove it",
             egress.folder.is_none(),
         );
         let reason =
             "needs harness.type = \"built_in\": episodes of agent programs are not replayed";
         let built_in = plan.harness.is_built_in();
-        rules.custom("sandbox.egress.mode", "\"record\"", reason.into(), built_in);
+        rules.custom("sandbox.egress.mode", "\"record\"", reason, built_in);
         egress.folder = Some("network".into());
     }
     // Whether the variables of credentials are set is found out where they are needed.

@@ -55,12 +55,19 @@ pub(crate) fn shown(url: &str) -> String {
     }
 }
 
+/// Requires a store that outlives the process, for the reason `why`.
+pub(crate) fn needs_durable(plan: &RunPlan, why: &str, rules: &mut Rules) {
+    let kind = plan.store.kind;
+    let reason = format!("{why}: use \"disk\" or \"postgres\"");
+    let shown = format!("{:?}", kind.name());
+    rules.custom("store.type", shown, reason, kind.is_durable());
+}
+
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let store = &plan.store;
     let postgres = store.kind == StoreKind::Postgres;
     for key in ["url", "url_file", "name", "payloads"] {
-        let reason =
-            "has no effect without store.type = \"postgres\"; remove it, or set that".to_owned();
+        let reason = "has no effect without store.type = \"postgres\"; remove it, or set that";
         rules.unused(&format!("store.{key}"), reason, postgres);
     }
     if !postgres {
@@ -69,14 +76,14 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "store.type",
         "\"postgres\"",
-        "needs store.url or store.url_file, one of them".into(),
+        "needs store.url or store.url_file, one of them",
         store.url.is_some() != store.url_file.is_some(),
     );
     let url = store.url.as_deref().unwrap_or("postgres://");
     rules.custom(
         "store.url",
         "an address with a password",
-        "copies of a recipe are shown: give the password as PGPASSWORD, or the address as store.url_file".into(),
+        "copies of a recipe are shown: give the password as PGPASSWORD, or the address as store.url_file",
         !holds_password(url),
     );
     rules.allowed(
@@ -97,8 +104,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "store.payloads",
         "an address with keys",
-        "copies of a recipe are shown: keys of S3 are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            .into(),
+        "copies of a recipe are shown: keys of S3 are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         place.starts_with("file://") || !holds_password(place),
     );
     rules.allowed(

@@ -5,9 +5,8 @@ use crate::RunPlan;
 use crate::World;
 use crate::rule::Rules;
 use crate::section::{choice, section};
+use crate::text_or_table::text_or_table;
 use schemars::JsonSchema;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use sinew_algo::AdaptiveConfig;
 use sinew_algo::Signal;
@@ -142,24 +141,8 @@ fn read(signal: Signal) -> &'static [&'static str] {
 impl TasksKeys {
     /// Returns the first key about the order of draws that the recipe contains.
     pub(crate) fn typed_order(&self) -> Option<&'static str> {
-        let typed = [
-            self.sampling.is_some(),
-            self.signal.is_some(),
-            self.prior_successes.is_some(),
-            self.prior_failures.is_some(),
-            self.floor.is_some(),
-            self.decay.is_some(),
-            self.window.is_some(),
-            self.target.is_some(),
-            self.gain.is_some(),
-            self.hard_share.is_some(),
-            self.easy_share.is_some(),
-            self.hard_at.is_some(),
-            self.easy_at.is_some(),
-            self.across.is_some(),
-        ];
-        let mut keys = ORDER.into_iter().zip(typed);
-        keys.find_map(|(key, typed)| typed.then_some(key))
+        let typed = serde_json::to_value(self).unwrap_or_default();
+        ORDER.into_iter().find(|key| typed.get(*key).is_some())
     }
 }
 
@@ -212,27 +195,12 @@ impl TasksPlan {
 pub(crate) fn tasks_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<TasksKeys>, D::Error> {
-    struct Either;
-    impl<'de> Visitor<'de> for Either {
-        type Value = TasksKeys;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a file or folder of tasks such as \"tasks.jsonl\", or a table")
-        }
-
-        fn visit_str<E>(self, source: &str) -> Result<TasksKeys, E> {
-            let source = Some(source.into());
-            Ok(TasksKeys {
-                source,
-                ..TasksKeys::default()
-            })
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<TasksKeys, A::Error> {
-            TasksKeys::deserialize(MapAccessDeserializer::new(map))
-        }
-    }
-    deserializer.deserialize_any(Either).map(Some)
+    let expected = "a file or folder of tasks such as \"tasks.jsonl\", or a table";
+    let of = |source: &str| TasksKeys {
+        source: Some(source.into()),
+        ..TasksKeys::default()
+    };
+    text_or_table(deserializer, expected, of).map(Some)
 }
 
 /// Keys about rows, which only have an effect with a source.
@@ -244,20 +212,18 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         rules.custom(
             "env",
             "[[env]]",
-            "running agents bring their own tasks: with harness.type = \"live\" there is one [env]"
-                .into(),
+            "running agents bring their own tasks: with harness.type = \"live\" there is one [env]",
             plan.harness.live().is_none(),
         );
         let typed = plan.tasks.source.is_some() || plan.tasks.weights.is_some();
         rules.custom(
             "tasks",
             "{ ... }",
-            "has no effect with [[env]]: each environment has tasks of its own; put it into them"
-                .into(),
+            "has no effect with [[env]]: each environment has tasks of its own; put it into them",
             !typed,
         );
         for key in OF_ROWS {
-            let reason = "has no effect with [[env]]; put it into `tasks` of an environment".into();
+            let reason = "has no effect with [[env]]; put it into `tasks` of an environment";
             rules.unused(&format!("tasks.{key}"), reason, false);
         }
     }
@@ -295,15 +261,14 @@ fn rows(world: &World<'_>, key: &str, plan: &RunPlan, rules: &mut Rules) {
         rules.unused(&format!("{key}.{name}"), reason, given);
     }
     for key in ["system", "examples"] {
-        let reason = "has no effect with [harness]: the program writes its own messages; remove it"
-            .to_owned();
+        let reason = "has no effect with [harness]: the program writes its own messages; remove it";
         rules.unused(&format!("tasks.{key}"), reason, plan.harness.is_built_in());
     }
     let level = plan.sandbox.level;
     rules.custom(
         "sandbox.level",
         level.name(),
-        "functions of tasks.source run at level \"process\"".into(),
+        "functions of tasks.source run at level \"process\"",
         level == Level::Process || !tasks.has_python(),
     );
     if let Some(HeldOut::Share(share)) = tasks.held_out {
@@ -334,19 +299,19 @@ fn weights(tasks: &TasksPlan, key: &str, plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         &key,
         "{ ... }",
-        "has no effect without tasks.kind, which names the column of the type".into(),
+        "has no effect without tasks.kind, which names the column of the type",
         tasks.kind.is_some() || tasks.source.is_none(),
     );
     rules.custom(
         &key,
         "{ ... }",
-        "has no effect with tasks.sampling = \"adaptive\", which chooses the shares itself; remove one".into(),
+        "has no effect with tasks.sampling = \"adaptive\", which chooses the shares itself; remove one",
         plan.tasks.sampling == TaskOrder::Uniform,
     );
     rules.inert(
         &key,
         "{ ... }",
-        "has no effect: with [data] no tasks are run to train on; remove it".into(),
+        "has no effect: with [data] no tasks are run to train on; remove it",
         plan.data.is_none(),
     );
 }
@@ -366,7 +331,7 @@ fn signal_name(signal: Signal) -> &'static str {
 fn order(plan: &RunPlan, rules: &mut Rules) {
     let adaptive = plan.tasks.adaptive();
     for key in &ORDER[1..] {
-        let reason = "has no effect without tasks.sampling = \"adaptive\"; remove it".to_owned();
+        let reason = "has no effect without tasks.sampling = \"adaptive\"; remove it";
         rules.unused(&format!("tasks.{key}"), reason, adaptive.is_some());
     }
     let Some(config) = adaptive else { return };
@@ -381,14 +346,13 @@ fn order(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "tasks.signal",
         "\"mixed\"",
-        "needs groups, rollout.group_size of 2 or more: it counts those whose rewards differ"
-            .into(),
+        "needs groups, rollout.group_size of 2 or more: it counts those whose rewards differ",
         config.signal != Signal::Mixed || plan.rollout.group_size > 1,
     );
     rules.custom(
         "tasks.across",
         config.across,
-        "has no effect without [[env]]: shares of one environment move anyway; remove it".into(),
+        "has no effect without [[env]]: shares of one environment move anyway; remove it",
         !config.across || plan.env.is_mixture(),
     );
     if let Some((field, value, allowed)) = config.broken() {
@@ -399,7 +363,7 @@ fn order(plan: &RunPlan, rules: &mut Rules) {
     rules.inert(
         "tasks.sampling",
         "\"adaptive\"",
-        reason.into(),
+        reason,
         plan.data.is_none(),
     );
 }

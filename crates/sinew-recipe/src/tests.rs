@@ -12,8 +12,7 @@ algorithm = { type = "grpo" }
 "#;
 
 fn parse(extra: &str) -> Result<RunPlan, String> {
-    RunPlan::parse(Path::new("r.toml"), &format!("{MINIMAL}{extra}"), ALL)
-        .map_err(|e| e.to_string())
+    parsed(&format!("{MINIMAL}{extra}"))
 }
 
 #[test]
@@ -21,8 +20,7 @@ fn a_minimal_recipe_gets_vetted_defaults() {
     let recipe = parse("").unwrap();
     assert_eq!(recipe.sandbox.level, Level::Process);
     let again = toml::to_string(&recipe).unwrap();
-    let back = RunPlan::parse(Path::new("r.toml"), &again, ALL).unwrap();
-    assert_eq!(recipe, back);
+    assert_eq!(recipe, parsed(&again).unwrap());
 }
 
 #[test]
@@ -66,9 +64,7 @@ fn unknown_keys_point_at_their_own_line() {
             "coef = 0.1",
         ),
     ] {
-        let e = RunPlan::parse(Path::new("r.toml"), &text, ALL)
-            .unwrap_err()
-            .to_string();
+        let e = parsed(&text).unwrap_err();
         assert!(e.contains(line) && e.contains(shown), "{text}\n{e}");
         let marks = e
             .lines()
@@ -111,9 +107,7 @@ fn keys_of_other_systems_are_translated() {
     }
     let kl = "algorithm = { type = \"grpo\", kl = { coef = 0.1 } }";
     let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", kl);
-    let e = RunPlan::parse(Path::new("r.toml"), &text, ALL)
-        .unwrap_err()
-        .to_string();
+    let e = parsed(&text).unwrap_err();
     assert!(e.contains("did you mean `coefficient`?"), "{e}");
     let e = parse("[train]\nxyzzy = 8\n").unwrap_err();
     assert!(!e.contains("hint"), "{e}");
@@ -239,11 +233,11 @@ fn the_largest_numbers_do_not_panic() {
     let scratch = "name = \"t\"\nenv = { type = \"tiny\" }\nmodel = { type = \"scratch\", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }\n\
                    [algorithm]\ntype = \"grpo_roc\"\nresample = { keep = 4, minimum = 2 }\n[train]\nminibatches = 2\n[rollout.cross_policy]\nevery = 3\n[train.lora]\nrank = 4\n";
     let scratch = toml::to_string(&RunPlan::saved(scratch, ALL).unwrap()).unwrap();
-    RunPlan::parse(Path::new("r.toml"), &scratch, ALL).unwrap();
+    parsed(&scratch).unwrap();
     for text in [full(), scratch] {
         for (what, text) in altered(&text, &largest) {
-            let refused = RunPlan::parse(Path::new("r.toml"), &text, ALL).err();
-            let named = refused.is_none_or(|e| e.to_string().contains("r.toml"));
+            let refused = parsed(&text).err();
+            let named = refused.is_none_or(|e| e.contains("r.toml"));
             assert!(named, "{what}");
         }
     }
@@ -253,8 +247,7 @@ fn the_largest_numbers_do_not_panic() {
 fn algorithms_without_their_inputs_are_refused() {
     let with = |algorithm: &str, extra: &str| {
         let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
-        RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}"), ALL)
-            .map_err(|e| e.to_string())
+        parsed(&format!("{text}{extra}"))
     };
     let command = "[harness]\ntype = \"command\"\ncommand = [\"x\"]\n";
     for (algorithm, extra, needle) in [
@@ -296,8 +289,7 @@ fn algorithms_without_their_inputs_are_refused() {
 fn every_loss_that_bounds_the_ratio_serves_a_pool_and_rounded_weights() {
     let with = |algorithm: &str, extra: &str| {
         let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
-        RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}"), ALL)
-            .map_err(|e| e.to_string())
+        parsed(&format!("{text}{extra}"))
     };
     let pool = "[data]\ntype = \"pool\"\nurl = \"http://h\"\ntoken_file = \"t\"\n";
     let sequence =
@@ -505,11 +497,11 @@ fn impossible_engines_name_key_value_and_what_is_allowed() {
 fn a_name_stays_within_the_folder_of_runs() {
     for name in ["", "../x", "/tmp/x", "a/b", ".", "-x", "a\\u0000"] {
         let text = MINIMAL.replace("\"t\"", &format!("\"{name}\""));
-        let e = RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap_err();
-        assert!(e.to_string().contains("name = "), "{name}: {e}");
+        let e = parsed(&text).unwrap_err();
+        assert!(e.contains("name = "), "{name}: {e}");
     }
     let text = MINIMAL.replace("\"t\"", "\"Übung 2.1_b-c\"");
-    RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap();
+    parsed(&text).unwrap();
 }
 
 #[test]
@@ -520,12 +512,10 @@ env = { type = "tiny" }
 algorithm = { type = "grpo" }
 model = { type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }
 "#;
-    let parse = |extra: &str| RunPlan::parse(Path::new("r.toml"), &format!("{tiny}{extra}"), ALL);
+    let parse = |extra: &str| parsed(&format!("{tiny}{extra}"));
     parse("").unwrap();
     for key in ["memory_mb = 64", "level = \"process\""] {
-        let e = parse(&format!("[sandbox]\n{key}\n"))
-            .unwrap_err()
-            .to_string();
+        let e = parse(&format!("[sandbox]\n{key}\n")).unwrap_err();
         assert!(e.contains("sandbox = { ... }: has no effect"), "{e}");
         assert!(e.contains("6 | [sandbox]"), "{e}");
     }
@@ -679,7 +669,7 @@ fn overlapped(train: &str, more: &str) -> Result<RunPlan, String> {
     let correction = "correction = { type = \"truncate\", low = 0.0, high = 2.0 }";
     let text = MINIMAL.replace("\"grpo\" }", &format!("\"grpo\", {correction} }}"));
     let text = format!("{text}[train]\n{train}\n{more}");
-    RunPlan::parse(Path::new("r.toml"), &text, ALL).map_err(|e| e.to_string())
+    parsed(&text)
 }
 
 #[test]
@@ -694,10 +684,7 @@ fn a_mode_says_how_old_samples_may_be() {
         assert_eq!(plan.max_staleness(), old, "{train}");
         assert_eq!(plan.run_facts().max_staleness, old, "{train}");
         let again = toml::to_string(&plan).unwrap();
-        assert_eq!(
-            RunPlan::parse(Path::new("r.toml"), &again, ALL).unwrap(),
-            plan
-        );
+        assert_eq!(parsed(&again).unwrap(), plan);
     }
     // If rewards come late, the correction is for those.
     let late = "[reward.late]\nnames = [\"thumbs\"]\nmax_staleness = 30";
@@ -789,8 +776,6 @@ fn a_mode_is_refused_where_it_cannot_hold() {
         "\"decoupled_ppo\", equal_groups = \"drop\", refill = 2 }",
     );
     let text = format!("{text}[train]\nmode = \"one_step_off\"\n");
-    let e = RunPlan::parse(Path::new("r.toml"), &text, ALL)
-        .unwrap_err()
-        .to_string();
+    let e = parsed(&text).unwrap_err();
     assert!(e.contains("algorithm.refill = 0"), "{e}");
 }

@@ -4,6 +4,7 @@
 //! more is refused here, with the reason.
 
 use crate::rule::Rules;
+use crate::urls::is_http;
 use crate::{EngineType, Formats, ModelSection, RunPlan};
 use sinew_algo::Algorithm;
 
@@ -44,8 +45,7 @@ fn sources(plan: &RunPlan, trains: bool, rules: &mut Rules) {
             key,
             format!("{source:?}"),
             "has its weights at a Tinker service: set trainer.type and engine.type to \"tinker\", or take a \
-             model with weights, such as \"hf:ORG/NAME\""
-                .into(),
+             model with weights, such as \"hf:ORG/NAME\"",
             trains || !source.starts_with(TINKER),
         );
     }
@@ -57,18 +57,17 @@ fn places(plan: &RunPlan, rules: &mut Rules) {
         &plan.engine,
         plan.tinker().and_then(|trainer| trainer.url.as_ref()),
     );
-    let is_address = |url: &str| url.starts_with("http://") || url.starts_with("https://");
     rules.allowed(
         "trainer.url",
         url.map_or_else(|| "missing".to_owned(), |url| format!("{url:?}")),
         "the address of the Tinker service, which begins with http:// or https://",
-        url.is_some_and(|url| is_address(url)),
+        url.is_some_and(|url| is_http(url)),
     );
     rules.allowed(
         "engine.url",
         format!("{:?}", engine.urls()),
         "with type tinker one address at most, which begins with http:// or https://; left out: trainer.url",
-        engine.urls().len() <= 1 && engine.urls().iter().all(|url| is_address(url)),
+        engine.urls().len() <= 1 && engine.urls().iter().all(|url| is_http(url)),
     );
     if let Some(seconds) = engine.timeout_s {
         rules.seconds("engine.timeout_s", seconds);
@@ -88,8 +87,7 @@ fn model(plan: &RunPlan, rules: &mut Rules) {
         "model.type",
         "\"scratch\"",
         "a Tinker service trains its own base models: use \"tinker:ORG/NAME\", or a folder with config.json \
-         and tokenizer.json of its base model"
-            .into(),
+         and tokenizer.json of its base model",
         !scratch,
     );
     let source = plan.model_source();
@@ -107,8 +105,7 @@ fn model(plan: &RunPlan, rules: &mut Rules) {
         "model.source",
         format!("{source:?}"),
         "is an address of saved weights: write the base model as \"tinker:ORG/NAME\"; a run starts from the \
-         weights of another one by \"run:DIR\""
-            .into(),
+         weights of another one by \"run:DIR\"",
         !source.starts_with("tinker://"),
     );
     if let Some(lora) = &plan.train.lora {
@@ -128,8 +125,7 @@ fn judges(plan: &RunPlan, rules: &mut Rules) {
             &format!("judge.{name}.model"),
             "\"policy\"",
             "runs the first weights in this process, and a Tinker service has them: name a model with weights, or a \
-             server by `url`"
-                .into(),
+             server by `url`",
             !judge.is_policy(),
         );
     }
@@ -144,8 +140,7 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
         "algorithm.type",
         format!("{:?}", plan.algorithm.kind.name()),
         "reads the values of a critic, which a Tinker service does not have: take an algorithm that compares \
-         the episodes of a group, such as \"grpo\""
-            .into(),
+         the episodes of a group, such as \"grpo\"",
         !plan.needs().values,
     );
     let entropy = algorithm.loss().entropy;
@@ -159,8 +154,7 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
 
 #[cfg(test)]
 mod tests {
-    use crate::{ALL, RunPlan};
-    use std::path::Path;
+    use crate::{RunPlan, parsed};
 
     const TABLES: &str =
         "[trainer]\ntype = \"tinker\"\nurl = \"http://a\"\n[engine]\ntype = \"tinker\"\n";
@@ -169,8 +163,7 @@ mod tests {
         let head = format!(
             "name = \"t\"\nmodel = {model}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ {algorithm} }}\n"
         );
-        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
-        plan.map_err(|e| e.to_string())
+        parsed(&format!("{head}{more}"))
     }
 
     fn with(more: &str) -> Result<RunPlan, String> {
@@ -187,8 +180,7 @@ mod tests {
             !effective.contains("weights_dir") && !effective.contains("replay_routing"),
             "{effective}"
         );
-        let again = RunPlan::parse(Path::new("r.toml"), &effective, ALL);
-        assert_eq!(again.unwrap(), plan);
+        assert_eq!(parsed(&effective).unwrap(), plan);
         let folder = "{ type = \"pretrained\", source = \"folder\" }";
         let algorithm = "type = \"grpo\", dual_clip = 3.0";
         parse(folder, algorithm, TABLES).unwrap();

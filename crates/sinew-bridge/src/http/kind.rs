@@ -3,7 +3,7 @@
 use super::client::HttpEnvFactory;
 use super::keys::Http;
 use super::remote::address;
-use crate::kind::check_timeouts;
+use crate::kind::{check_timeouts, refuse_key};
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
@@ -23,20 +23,25 @@ pub static HTTP_KIND: EnvKind = EnvKind::new::<Http>(
     },
 );
 
+/// Checks the key `url` of a server; `example` is an address for the message.
+///
+/// # Errors
+/// If it is no address of a server.
+pub fn check_address(url: &str, example: &str) -> Result<(), KeyError> {
+    let Err(why) = address(url) else {
+        return Ok(());
+    };
+    let reason = format!("{why}; allowed: an address such as {example:?}");
+    refuse_key("url", format!("{url:?}"), &reason)
+}
+
 impl EnvConfig for Http {
     fn check(&self) -> Result<(), KeyError> {
-        let wrong = |key, value: String, reason: &str| {
-            let reason = reason.into();
-            Err(KeyError { key, value, reason })
-        };
-        if let Err(why) = address(&self.url) {
-            let reason = format!("{why}; allowed: an address such as \"http://127.0.0.1:9100\"");
-            return wrong("url", format!("{:?}", self.url), &reason);
-        }
+        check_address(&self.url, "http://127.0.0.1:9100")?;
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
         if !self.key_env.chars().all(plain) {
             let reason = "allowed: the name of an environment variable, not the key itself";
-            return wrong("key_env", format!("{:?}", self.key_env), reason);
+            return refuse_key("key_env", format!("{:?}", self.key_env), reason);
         }
         check_timeouts(&[("timeout_s", self.timeout_s), ("wait_s", self.wait_s)])
     }

@@ -38,6 +38,6 @@ pub use remote::{Remote, RemoteError, address};
 pub use self::client::HttpEnvFactory;
 pub use conformance::{CaseOutcome, ConformanceOptions, ConformanceRow, conformance};
 pub use keys::Http;
-pub use kind::HTTP_KIND;
+pub use kind::{HTTP_KIND, check_address};
 pub use serve::{EnvServer, NO_JSON, NO_KEY, ServeKey, ServeOptions, serve_env};
 pub use server::{Server, gone, refused, worker};

@@ -10,6 +10,7 @@ use super::protocol::{
     PROTOCOL, Refusal, ScoreReply, ServerInfo, Status, Tool, cut,
 };
 use crate::error::SetupError;
+use crate::lock::lock;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
@@ -25,9 +26,9 @@ use serde::de::DeserializeOwned;
 use sinew_env::{Action, Env, EnvError, EnvFactory, Split, Taskset};
 use sinew_http::server::{self, ConnectionLimits, Guard, Key, Listener, is_json};
 use sinew_types::{Outcome, Task, ToolCall, ToolSpec, is_reward};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -107,11 +108,6 @@ struct World {
     outcome: Option<Outcome>,
     /// Answers to the last calls.
     answers: VecDeque<(String, CallReply)>,
-}
-
-/// The value of a mutex, also after a panic of another holder.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An answer with a status of 400 or more.
@@ -549,7 +545,7 @@ async fn score(State(shared): State<Arc<Shared>>, Path(id): Path<String>, body: 
                 Ok(outcome) => world.outcome = Some(outcome),
                 Err(e) => {
                     return json(&ScoreReply {
-                        rewards: HashMap::new().into_iter().collect(),
+                        rewards: BTreeMap::new(),
                         status: Status::Unscored,
                         reason: Some(e.to_string()),
                     });
@@ -566,8 +562,7 @@ async fn score(State(shared): State<Arc<Shared>>, Path(id): Path<String>, body: 
 /// A score as the protocol has it: the reward, whether the task is solved, and the metrics.
 fn scored(outcome: Outcome) -> ScoreReply {
     let finite = outcome.metrics.into_iter().filter(|(_, v)| is_reward(*v));
-    let mut rewards: std::collections::BTreeMap<_, _> =
-        finite.map(|(name, value)| (name, Some(value))).collect();
+    let mut rewards: BTreeMap<_, _> = finite.map(|(name, value)| (name, Some(value))).collect();
     let status = if outcome.unscored || !is_reward(outcome.reward) {
         Status::Unscored
     } else {

@@ -10,7 +10,7 @@ use super::server::McpTarget;
 use crate::counts::Counts;
 use crate::error::McpError;
 use crate::http::{gone, worker};
-use crate::runtime::{OwnRuntime, block_on, spawn};
+use crate::runtime::{OwnRuntime, block_on};
 use crate::turn::Turn;
 use futures::future::try_join_all;
 use serde_json::json;
@@ -248,7 +248,8 @@ impl McpEnv {
             return Err(EnvError::Order("reset twice: an environment is used once"));
         }
         let messages = std::mem::take(&mut self.messages);
-        let opened = spawn(&self.shared.handle, sessions(Arc::clone(&self.shared))).await;
+        let opened = sessions(Arc::clone(&self.shared));
+        let opened = self.shared.handle.spawn(opened).await;
         let opened = opened.map_err(worker)?.map_err(worker)?;
         self.sessions = Some(opened);
         Ok(ResetResult {
@@ -269,7 +270,7 @@ impl McpEnv {
             sessions,
             action.tool_calls.clone(),
         );
-        let (sessions, turn) = spawn(&self.shared.handle, work).await.map_err(worker)?;
+        let (sessions, turn) = self.shared.handle.spawn(work).await.map_err(worker)?;
         self.sessions = Some(sessions);
         let mut turn = turn.map_err(worker)?;
         turn.notation(&action);
@@ -323,7 +324,7 @@ impl Env for McpEnv {
     fn close(&mut self) -> EnvFuture<'_, ()> {
         Box::pin(async move {
             if let Some(sessions) = self.sessions.take() {
-                let ended = spawn(&self.shared.handle, async move {
+                let ended = self.shared.handle.spawn(async move {
                     futures::future::join_all(sessions.all.into_iter().map(Session::close)).await;
                 });
                 ended.await.map_err(worker)?;

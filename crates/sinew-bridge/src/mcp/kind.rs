@@ -3,7 +3,7 @@
 #[cfg(feature = "mcp")]
 use super::env::McpEnvFactory;
 use super::keys::{GIVES, Mcp, shown_folder};
-use crate::kind::check_timeouts;
+use crate::kind::{check_timeouts, refuse_key};
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
@@ -26,21 +26,17 @@ pub static MCP_KIND: EnvKind = EnvKind::new::<Mcp>(
 
 impl EnvConfig for Mcp {
     fn check(&self) -> Result<(), KeyError> {
-        let wrong = |key, value: String, reason: &str| {
-            let reason = reason.into();
-            Err(KeyError { key, value, reason })
-        };
         if !(1..=16).contains(&self.servers.len()) {
             let reason = "allowed: 1 to 16, such as [{ command = [\"python3\", \"server.py\"] }]";
-            return wrong("servers", format!("{} servers", self.servers.len()), reason);
+            return refuse_key("servers", format!("{} servers", self.servers.len()), reason);
         }
         for (at, server) in self.servers.iter().enumerate() {
             if let Some(why) = server.wrong() {
-                return wrong("servers", format!("server {}", at + 1), &why);
+                return refuse_key("servers", format!("server {}", at + 1), &why);
             }
         }
         if !(1..=4096).contains(&self.sessions) {
-            return wrong("sessions", self.sessions.to_string(), "allowed: 1 to 4096");
+            return refuse_key("sessions", self.sessions.to_string(), "allowed: 1 to 4096");
         }
         check_timeouts(&[
             ("timeout_s", self.timeout_s),

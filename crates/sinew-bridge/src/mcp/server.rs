@@ -6,7 +6,7 @@
 //! that the command names; it has no network.
 
 use super::keys::{McpServer, shown_folder};
-use crate::code::PythonCode;
+use crate::code::{PythonCode, SYSTEM, in_path};
 use crate::error::McpError;
 use sinew_sandbox::{
     ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxError, SandboxProvider,
@@ -34,8 +34,6 @@ const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 const STDERR: u64 = 1 << 20;
 /// Minimum limit of processes and threads: Node.js starts this many threads.
 const PROCESSES: u64 = 32;
-/// Folders that every sandbox of the process level shows at their own place.
-const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 
 /// A server that sessions can be opened with.
 #[derive(Clone)]
@@ -212,11 +210,7 @@ fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, Mc
     let found = if name.contains('/') {
         Some(PathBuf::from(name))
     } else {
-        search
-            .split(':')
-            .filter(|folder| !folder.is_empty())
-            .map(|folder| Path::new(folder).join(name))
-            .find(|path| path.is_file())
+        in_path(name, search)
     };
     let none = || McpError::Missing(format!("there is no program {name} in PATH"));
     let found = found.ok_or_else(none)?;

@@ -1,16 +1,16 @@
 //! Tasks that a class provides itself.
 
 use crate::support::{Sizes, workers};
-use sinew_bridge::{Python, PythonRows, PythonTasks, RowLimits, TargetKind};
+use sinew_bridge::{Python, PythonRows, RowLimits, SplitTasks, TargetKind};
 use sinew_env::{EnvConfig, Split, Taskset};
 use sinew_sandbox::SandboxSpec;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-fn read(tasks: &str) -> Result<PythonTasks, String> {
+fn read(tasks: &str) -> Result<SplitTasks, String> {
     let source = format!("class E:\n    def step(self, text): return text\n{tasks}");
     let (workers, _dir) = workers(&source, (TargetKind::Env, "E"), Sizes::default()).unwrap();
-    PythonTasks::read(&workers, 0, "user.py:E", 5).map_err(|e| e.to_string())
+    SplitTasks::of_class(&workers, 0, "user.py:E", 5).map_err(|e| e.to_string())
 }
 
 #[test]

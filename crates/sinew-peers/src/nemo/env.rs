@@ -6,13 +6,14 @@
 //! episode.
 
 use super::host::{Host, Place};
-use super::rows::{NemoTasks, Output, tools};
+use super::rows::{Output, read, tools};
 use crate::counts::Counts;
+use crate::keys::check_client;
 use crate::turn::Turn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sinew_bridge::remote::{MAX_TEXT, RemoteError, Server, address, check_timeouts, cut, worker};
+use sinew_bridge::remote::{MAX_TEXT, RemoteError, Server, check_timeouts, cut, worker};
 use sinew_env::{
     Action, CallError, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture,
     EnvKind, KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset,
@@ -64,18 +65,18 @@ pub struct NemoGym {
     #[serde(default)]
     pub protocol: NemoProtocol,
     /// Score from which on a task is solved.
-    #[serde(default = "default_solved")]
+    #[serde(default = "crate::keys::solved_at")]
     pub solved_at: f64,
     /// Episodes at once.
     #[serde(default = "default_sessions")]
     #[schemars(range(min = 1, max = 4096))]
     pub sessions: usize,
     /// Deadline of one request, in seconds.
-    #[serde(default = "default_timeout")]
+    #[serde(default = "crate::keys::timeout_s")]
     #[schemars(range(min = 0.01, max = 86_400.0))]
     pub timeout_s: f64,
     /// Longest wait of an episode for one of `sessions`, in seconds.
-    #[serde(default = "default_wait")]
+    #[serde(default = "crate::keys::wait_s")]
     #[schemars(range(min = 0.01, max = 86_400.0))]
     pub wait_s: f64,
 }
@@ -91,44 +92,19 @@ pub enum NemoProtocol {
     Gymnasium,
 }
 
-/// The full score, where scores are 0 to 1.
-fn default_solved() -> f64 {
-    1.0
-}
-
 /// Episodes at once.
 fn default_sessions() -> usize {
     64
 }
 
-/// Seconds for one request, that of `/verify` included.
-fn default_timeout() -> f64 {
-    60.0
-}
-
-/// Seconds: ten minutes, as episodes of others may take long.
-fn default_wait() -> f64 {
-    600.0
-}
-
 impl EnvConfig for NemoGym {
     fn check(&self) -> Result<(), KeyError> {
-        let wrong = |key, value: String, reason: &str| {
-            let reason = reason.into();
-            Err(KeyError { key, value, reason })
-        };
-        if let Err(why) = address(&self.url) {
-            let reason = format!("{why}; allowed: an address such as \"http://127.0.0.1:8000\"");
-            return wrong("url", format!("{:?}", self.url), &reason);
-        }
-        if !(1..=4096).contains(&self.sessions) {
-            return wrong("sessions", self.sessions.to_string(), "allowed: 1 to 4096");
-        }
+        check_client(&self.url, self.sessions)?;
         check_timeouts(&[("timeout_s", self.timeout_s), ("wait_s", self.wait_s)])
     }
 
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
-        Ok(Arc::new(NemoTasks::read(&self.rows, seed)?))
+        Ok(Arc::new(read(&self.rows, seed)?))
     }
 
     fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
@@ -401,10 +377,7 @@ impl Episode {
         let scored = verified
             .map_err(|e| Unscored::new(e.to_string()))
             .and_then(|answer| score(&answer, self.keys.solved_at));
-        let mut outcome = match scored {
-            Ok(score) => score.into_outcome(),
-            Err(unscored) => unscored.into_outcome(),
-        };
+        let mut outcome = scored.map_or_else(Unscored::into_outcome, Score::into_outcome);
         if !tools(&self.task.data).is_empty() {
             self.counts.add_to(&mut outcome);
         }

@@ -1,7 +1,7 @@
 //! A server with places: its number of episodes at once, and requests that are sent once.
 
 use serde_json::Value;
-use sinew_bridge::remote::{RemoteError, Server, spawn, worker};
+use sinew_bridge::remote::{RemoteError, Server, worker};
 use sinew_env::EnvError;
 use sinew_http::Method;
 use std::collections::BTreeMap;
@@ -33,7 +33,8 @@ impl Host {
     pub(super) async fn place(self: &Arc<Self>) -> Result<Place, EnvError> {
         let free = Arc::clone(&self.places).acquire_owned();
         let wait = self.wait;
-        let free = spawn(&self.server.handle, tokio::time::timeout(wait, free)).await;
+        let free = tokio::time::timeout(wait, free);
+        let free = self.server.handle.spawn(free).await;
         let Ok(Ok(Ok(permit))) = free else {
             return Err(worker(format!(
                 "no place of env.sessions was free within {} s; raise env.sessions or env.wait_s",
@@ -63,7 +64,7 @@ impl Place {
     /// Sends a request once. It continues if the caller stops waiting.
     pub(super) async fn post(&self, path: &str, body: Value) -> Result<Value, RemoteError> {
         let (place, path) = (self.clone(), path.to_owned());
-        let sent = spawn(&self.host.server.handle, async move {
+        let sent = self.host.server.handle.spawn(async move {
             let mut cookies = place.cookies.lock().await;
             let remote = &place.host.server.remote;
             remote

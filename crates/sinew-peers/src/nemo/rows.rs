@@ -1,7 +1,8 @@
 //! Rows of NeMo Gym as tasks, and a conversation as its verifiers read it.
 
 use serde_json::{Value, json};
-use sinew_env::{Split, Taskset, TasksetError};
+use sinew_bridge::SplitTasks;
+use sinew_env::TasksetError;
 use sinew_types::{Message, Role, Task, TaskId, ToolCall, ToolSpec, mix_seed};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -11,81 +12,37 @@ const MAX_BYTES: u64 = 1 << 30;
 /// Divisor: one of this many rows is held out.
 const HELD_OUT_EVERY: usize = 10;
 
-/// Rows of a file: each has `responses_create_params` and the fields of its verifier.
-#[derive(Clone, Debug)]
-pub(super) struct NemoTasks {
-    /// All other rows, in the order of the file.
-    train: Vec<Task>,
-    /// The second row, and every tenth: a file of two rows has one as well.
-    held_out: Vec<Task>,
-}
-
-impl NemoTasks {
-    /// Reads a file of JSON lines.
-    pub(super) fn read(path: &str, seed: u64) -> Result<Self, TasksetError> {
-        let config = |allowed: String| TasksetError::Config {
+/// Reads a file of JSON lines: each has `responses_create_params` and the fields of its verifier. The second
+/// row, and every tenth, is held out: a file of two rows has one as well.
+pub(super) fn read(path: &str, seed: u64) -> Result<SplitTasks, TasksetError> {
+    let config = |allowed: String| TasksetError::Config {
+        taskset: "nemo_gym".into(),
+        field: "env.rows",
+        value: format!("{path:?}"),
+        allowed,
+    };
+    let file = std::fs::File::open(Path::new(path)).map_err(|e| config(e.to_string()))?;
+    let (mut train, mut held_out) = (Vec::new(), Vec::new());
+    for (number, line) in BufReader::new(file.take(MAX_BYTES)).lines().enumerate() {
+        let line = line.map_err(|e| config(e.to_string()))?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let task = task(&line, number, seed).map_err(|message| TasksetError::Row {
             taskset: "nemo_gym".into(),
-            field: "env.rows",
-            value: format!("{path:?}"),
-            allowed,
-        };
-        let file = std::fs::File::open(Path::new(path)).map_err(|e| config(e.to_string()))?;
-        let mut tasks = Self {
-            train: Vec::new(),
-            held_out: Vec::new(),
-        };
-        for (number, line) in BufReader::new(file.take(MAX_BYTES)).lines().enumerate() {
-            let line = line.map_err(|e| config(e.to_string()))?;
-            if line.trim().is_empty() {
-                continue;
-            }
-            let task = task(&line, number, seed).map_err(|message| TasksetError::Row {
-                taskset: "nemo_gym".into(),
-                line: number + 1,
-                message,
-            })?;
-            if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 || (number == 1) {
-                tasks.held_out.push(task)
-            } else {
-                tasks.train.push(task)
-            }
-        }
-        if tasks.train.is_empty() || tasks.held_out.is_empty() {
-            return Err(config("a file of 2 rows or more".into()));
-        }
-        Ok(tasks)
-    }
-
-    /// The tasks of a split.
-    fn split(&self, split: Split) -> &[Task] {
-        match split {
-            Split::Train => &self.train,
-            Split::HeldOut => &self.held_out,
+            line: number + 1,
+            message,
+        })?;
+        if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 || (number == 1) {
+            held_out.push(task)
+        } else {
+            train.push(task)
         }
     }
-}
-
-impl Taskset for NemoTasks {
-    fn name(&self) -> &str {
-        "nemo_gym"
+    if train.is_empty() || held_out.is_empty() {
+        return Err(config("a file of 2 rows or more".into()));
     }
-
-    fn len(&self, split: Split) -> usize {
-        self.split(split).len()
-    }
-
-    fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
-        let tasks = self.split(split);
-        tasks
-            .get(index)
-            .cloned()
-            .ok_or_else(|| TasksetError::Index {
-                taskset: "nemo_gym".into(),
-                split,
-                index,
-                len: tasks.len(),
-            })
-    }
+    Ok(SplitTasks::new("nemo_gym", train, held_out))
 }
 
 /// A task of a row. Its last message is the prompt.

@@ -6,10 +6,10 @@ use super::socket::{Socket, SocketError};
 use crate::counts::Counts;
 use crate::turn::Turn;
 use serde_json::{Map, Value, json};
-use sinew_bridge::remote::{Server, address, block_on, cut, gone, refused, spawn, worker};
+use sinew_bridge::remote::{Server, address, block_on, cut, gone, refused, worker};
 use sinew_env::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
-    Observation, ResetResult, Score, StepResult,
+    Observation, ResetResult, Score, StepResult, Unscored,
 };
 use sinew_http::{Method, Url};
 use sinew_types::{Message, Outcome, Role, Task, is_reward};
@@ -274,7 +274,7 @@ impl OpenEnvEpisode {
         let reset = self.reset_message()?;
         let wait = Duration::from_secs_f64(shared.keys.wait_s);
         let places = Arc::clone(&shared.places);
-        let opened = spawn(&self.shared.server.handle, async move {
+        let opened = self.shared.server.handle.spawn(async move {
             let free = tokio::time::timeout(wait, places.acquire_owned()).await;
             let Ok(Ok(place)) = free else {
                 return Err(worker("no session was free in time; raise env.sessions"));
@@ -312,7 +312,7 @@ impl OpenEnvEpisode {
         };
         let socket = Arc::clone(&session.socket);
         let timeout = Duration::from_secs_f64(self.shared.keys.timeout_s);
-        let asked = spawn(&self.shared.server.handle, async move {
+        let asked = self.shared.server.handle.spawn(async move {
             let mut socket = socket.lock().await;
             let Some(open) = socket.as_mut() else {
                 return Err(SocketError::Closed);
@@ -398,10 +398,8 @@ impl OpenEnvEpisode {
             RewardOf::Last => self.rewards.1,
         };
         let solved = f64::from(u8::from(value >= self.shared.keys.solved_at));
-        let mut outcome = match Score::with_parts(value, [("success".to_owned(), solved)].into()) {
-            Ok(score) => score.into_outcome(),
-            Err(unscored) => unscored.into_outcome(),
-        };
+        let scored = Score::with_parts(value, [("success".to_owned(), solved)].into());
+        let mut outcome = scored.map_or_else(Unscored::into_outcome, Score::into_outcome);
         self.counts.add_to(&mut outcome);
         outcome
     }
@@ -444,7 +442,7 @@ impl Env for OpenEnvEpisode {
         Box::pin(async move {
             self.ended = true;
             if let Some(session) = self.session.take() {
-                let ended = spawn(&self.shared.server.handle, end(session)).await;
+                let ended = self.shared.server.handle.spawn(end(session)).await;
                 ended.map_err(worker)?;
             }
             Ok(())

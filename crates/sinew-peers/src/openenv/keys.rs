@@ -1,5 +1,6 @@
 //! The keys of `openenv` in a recipe.
 
+use crate::keys::{solved_at, timeout_s, wait_s};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Gives, InputPresence};
@@ -46,7 +47,7 @@ pub struct OpenEnv {
     #[serde(default)]
     pub score: RewardOf,
     /// Score from which on a task is solved.
-    #[serde(default = "default_solved")]
+    #[serde(default = "crate::keys::solved_at")]
     pub solved_at: f64,
     /// Sessions at once. Servers take one unless they are started for more.
     #[serde(default = "default_sessions")]
@@ -61,11 +62,11 @@ pub struct OpenEnv {
     #[schemars(range(min = 1))]
     pub held_out: usize,
     /// Deadline of one message, in seconds.
-    #[serde(default = "default_timeout")]
+    #[serde(default = "crate::keys::timeout_s")]
     #[schemars(range(min = 0.01, max = 86_400.0))]
     pub timeout_s: f64,
     /// Longest wait of an episode for a session of a full server, in seconds.
-    #[serde(default = "default_wait")]
+    #[serde(default = "crate::keys::wait_s")]
     #[schemars(range(min = 0.01, max = 86_400.0))]
     pub wait_s: f64,
 }
@@ -79,11 +80,6 @@ pub enum RewardOf {
     Sum,
     /// That of the last action.
     Last,
-}
-
-/// The full score, where scores are 0 to 1.
-fn default_solved() -> f64 {
-    1.0
 }
 
 /// Sessions at once. A server that was started for fewer makes episodes wait.
@@ -101,16 +97,6 @@ fn default_held_out() -> usize {
     100
 }
 
-/// Seconds for one message with its answer.
-fn default_timeout() -> f64 {
-    60.0
-}
-
-/// Seconds: ten minutes, as episodes of others may take long.
-fn default_wait() -> f64 {
-    600.0
-}
-
 impl OpenEnv {
     /// The keys of a server with their defaults.
     pub fn new(url: &str) -> Self {
@@ -123,12 +109,12 @@ impl OpenEnv {
             observation_field: String::new(),
             reset_columns: Vec::new(),
             score: RewardOf::default(),
-            solved_at: default_solved(),
+            solved_at: solved_at(),
             sessions: default_sessions(),
             train: default_train(),
             held_out: default_held_out(),
-            timeout_s: default_timeout(),
-            wait_s: default_wait(),
+            timeout_s: timeout_s(),
+            wait_s: wait_s(),
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use super::env::OpenEnvFactory;
 use super::keys::{GIVES, OpenEnv};
+use crate::keys::check_client;
 use crate::seeds::SeedTasks;
-use sinew_bridge::remote::{address, check_timeouts};
+use sinew_bridge::remote::{check_timeouts, refuse_key};
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
@@ -25,23 +26,13 @@ pub static OPENENV_KIND: EnvKind = EnvKind::new::<OpenEnv>(
 
 impl EnvConfig for OpenEnv {
     fn check(&self) -> Result<(), KeyError> {
-        let wrong = |key, value: String, reason: &str| {
-            let reason = reason.into();
-            Err(KeyError { key, value, reason })
-        };
-        if let Err(why) = address(&self.url) {
-            let reason = format!("{why}; allowed: an address such as \"http://127.0.0.1:8000\"");
-            return wrong("url", format!("{:?}", self.url), &reason);
-        }
-        if !(1..=4096).contains(&self.sessions) {
-            return wrong("sessions", self.sessions.to_string(), "allowed: 1 to 4096");
-        }
+        check_client(&self.url, self.sessions)?;
         if self.train == 0 || self.held_out == 0 {
             let key = if self.train == 0 { "train" } else { "held_out" };
-            return wrong(key, "0".into(), "allowed: 1 or more");
+            return refuse_key(key, "0".into(), "allowed: 1 or more");
         }
         if !self.solved_at.is_finite() {
-            return wrong("solved_at", self.solved_at.to_string(), "allowed: a number");
+            return refuse_key("solved_at", self.solved_at.to_string(), "allowed: a number");
         }
         check_timeouts(&[("timeout_s", self.timeout_s), ("wait_s", self.wait_s)])
     }

@@ -13,13 +13,13 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
-use sinew_bridge::remote::{MAX_BODY, NO_JSON, NO_KEY, ServeKey};
+use sinew_bridge::remote::{MAX_BODY, NO_JSON, NO_KEY, ServeKey, lock};
 use sinew_env::Split;
 use sinew_http::server::{self, Listener, is_json};
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Header with the id of a session.
@@ -52,11 +52,6 @@ struct Shared {
     next: Arc<AtomicU64>,
     /// Never more than `offer.sessions`.
     sessions: Mutex<HashMap<String, Arc<KeptSession>>>,
-}
-
-/// Locks also after a panic of another request: nothing is left half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl McpServing {
