@@ -1,6 +1,6 @@
 //! Admission in front of the embedded engine.
 
-use crate::{json_file, last_line, sinew};
+use crate::resume::done;
 use serde_json::Value;
 use std::path::Path;
 
@@ -23,10 +23,8 @@ fn steps(dir: &Path, name: &str, admission: &str) -> Vec<Value> {
     let recipe = dir.join(format!("{name}.toml"));
     std::fs::write(&recipe, text).unwrap();
     let run = dir.join(name);
-    let mut command = sinew();
-    command.arg("train").arg(&recipe).arg("--json");
-    last_line(&command.arg("--run-dir").arg(&run).output().unwrap());
-    json_file(run.join("metrics.jsonl"))
+    done(&recipe, &run, &[]);
+    crate::steps(&run)
 }
 
 fn sum(steps: &[Value], name: &str) -> f64 {

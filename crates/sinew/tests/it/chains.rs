@@ -2,7 +2,7 @@
 //! one that was not.
 
 use crate::resume::{done, end, same, train};
-use crate::{failure, json_lines, last_line, root, sinew};
+use crate::{failure, json_lines, last_line, newest_checkpoint, root, sinew};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -292,11 +292,7 @@ fn weights_that_are_not_those_of_the_stage_before_are_refused() {
     let run = dir.path().join("run");
     kill_where_begins(&chain, &run, "grpo");
     // The newest checkpoint is damaged, and the one before it is whole.
-    let latest = fs::read_to_string(run.join("sft/checkpoints/LATEST")).unwrap();
-    let weights = run
-        .join("sft/checkpoints")
-        .join(latest.trim())
-        .join("model.safetensors");
+    let weights = newest_checkpoint(&run.join("sft")).join("model.safetensors");
     let good = fs::read(&weights).unwrap();
     let mut bad = good.clone();
     let last = bad.len() - 1;

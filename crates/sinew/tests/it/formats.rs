@@ -1,6 +1,7 @@
 //! Output formats from the recipe to the gradient: tokens sampled under one are trained under it.
 
-use crate::{json_lines, last_line, sinew, small_tiny};
+use crate::resume::done;
+use crate::{sinew, small_tiny};
 use std::path::{Path, PathBuf};
 
 fn recipe(dir: &Path, format: &str) -> PathBuf {
@@ -31,14 +32,8 @@ fn what_is_sampled_under_a_format_is_trained_under_it() {
         r#"grammar = { type = "choice", texts = ["l", "r"] }"#,
     );
     let run = dir.path().join("run");
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(&recipe)
-        .args(["--json", "--run-dir"]);
-    last_line(&command.arg(&run).output().unwrap());
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = json_lines(&metrics);
+    done(&recipe, &run, &[]);
+    let steps = crate::steps(&run);
     assert_eq!(steps.len(), 3);
     for step in &steps {
         let formats = &step["formats"];

@@ -345,8 +345,6 @@ fn verdicts_about_a_live_agent_are_trained_when_they_come() {
     }
     run.steps(2);
     let address = run.address.clone();
-    run.child.kill().unwrap();
-    run.child.wait().unwrap();
     drop(run);
     let row = |id: &String| json!({"episode": id, "name": "thumbs", "value": thumbs(id)});
     let rows: String = later.iter().map(|id| format!("{}\n", row(id))).collect();

@@ -1,6 +1,6 @@
 //! Runs that were killed, torn or made longer end like one that was not: to the bit.
 
-use crate::{json_file, last_line, sinew};
+use crate::{json_file, last_line, newest_checkpoint, sinew};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -47,9 +47,7 @@ pub(crate) fn done(recipe: &Path, run: &Path, more: &[&str]) -> Value {
 /// Expected end of a run: every file of the last checkpoint that training made, and the measurements. Wall
 /// times differ.
 pub(crate) fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let folder = run.join("checkpoints").join(latest.trim());
-    let mut files: Vec<(String, Vec<u8>)> = std::fs::read_dir(folder)
+    let mut files: Vec<(String, Vec<u8>)> = std::fs::read_dir(newest_checkpoint(run))
         .unwrap()
         .map(|e| e.unwrap().path())
         .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
@@ -221,8 +219,7 @@ fn a_torn_store_costs_the_run_nothing_but_time() {
     let run = dir.path().join("run");
     done(&short, &run, &[]);
     // The checkpoint of step 3 is removed: its episodes, and those of the steps after, are asked for again.
-    let newest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    assert_eq!(newest.trim(), "step-00000003");
+    assert!(newest_checkpoint(&run).ends_with("step-00000003"));
     let whole = dir.path().join("whole");
     let long = recipe(dir.path(), 5, &[]);
     let mut expected = end(&whole, &done(&long, &whole, &[]));

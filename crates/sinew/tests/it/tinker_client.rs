@@ -1,7 +1,7 @@
 //! Runs that train and sample at a Tinker service, which is this program, too: `sinew serve --tinker`.
 
 use crate::first::{free_port, rises, tiny};
-use crate::{failure, last_line, run_ok, sinew};
+use crate::{failure, last_line, newest_checkpoint, run_ok, sinew};
 use serde_json::Value;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -206,8 +206,7 @@ fn a_run_learns_at_a_service_and_both_sides_may_be_killed() {
     assert_eq!(steps(&run), all, "steps are there once, in order");
     rises(dir.path(), "tasks");
     // The checkpoint names the weights, and has none.
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let checkpoint = run.join("checkpoints").join(latest.trim());
+    let checkpoint = newest_checkpoint(&run);
     let state = std::fs::read_to_string(checkpoint.join("tinker.json")).unwrap();
     assert!(
         state.contains("tinker://") && state.contains(MODEL),

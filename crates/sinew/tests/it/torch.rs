@@ -1,7 +1,7 @@
 //! Runs whose trainer is PyTorch, in processes of their own.
 
 use crate::resume::{done, end, recipe, train};
-use crate::{json_file, last_line, root, run_ok, sinew};
+use crate::{last_line, newest_checkpoint, root, run_ok, sinew, steps};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,10 +25,6 @@ fn torch_recipe(dir: &Path, steps: u32, more: &[(&str, &str)]) -> PathBuf {
         ("trainer.python", &python),
     ];
     recipe(dir, steps, &[&trainer[..], more].concat())
-}
-
-fn steps(run: &Path) -> Vec<Value> {
-    json_file(run.join("metrics.jsonl"))
 }
 
 /// Processes whose parent is `parent` and whose command line names the trainer.
@@ -61,12 +57,7 @@ fn left_over(run: &Path) -> Vec<u32> {
 
 /// The files of the last checkpoint's moments.
 fn optimizer(run: &Path) -> Vec<(String, Vec<u8>)> {
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let folder = run
-        .join("checkpoints")
-        .join(latest.trim())
-        .join("optimizer");
-    let files = std::fs::read_dir(folder)
+    let files = std::fs::read_dir(newest_checkpoint(run).join("optimizer"))
         .unwrap()
         .map(|e| e.unwrap().path());
     let mut files: Vec<(String, Vec<u8>)> = files

@@ -1,11 +1,11 @@
 //! The dashboard and the signals of a real run.
 
-use crate::{failure, sinew, train};
+use crate::{Running, failure, sinew, train};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// Answer of an address with the token of a link.
 pub(crate) fn get(url: &str, path: &str) -> Value {
@@ -28,7 +28,7 @@ pub(crate) fn get(url: &str, path: &str) -> Value {
 }
 
 /// A dashboard over one run, and its address.
-pub(crate) fn view(run: &Path) -> (Child, String) {
+pub(crate) fn view(run: &Path) -> (Running, String) {
     let mut command = sinew();
     let mut viewing = command
         .args(["view", "--json"])
@@ -42,7 +42,7 @@ pub(crate) fn view(run: &Path) -> (Child, String) {
         .unwrap();
     let line: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["runs"], 1);
-    (viewing, line["url"].as_str().unwrap().to_owned())
+    (Running(viewing), line["url"].as_str().unwrap().to_owned())
 }
 
 #[test]
@@ -90,8 +90,7 @@ fn trained_tokens_of_the_newest_steps_have_their_advantage_and_ratio() {
     trained.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (worst, best) = (trained[0], trained[trained.len() - 1]);
     assert!(worst.1 < best.1, "{trained:?}");
-    viewing.kill().unwrap();
-    viewing.wait().unwrap();
+    viewing.kill();
 }
 
 #[test]
@@ -209,8 +208,7 @@ pub(crate) fn copied(run: &Path, model: &Path) {
             .iter()
             .any(|p| p.as_str().unwrap().contains("im_start"))
     );
-    viewing.kill().unwrap();
-    viewing.wait().unwrap();
+    viewing.kill();
     std::fs::rename(away, model).unwrap();
 }
 
