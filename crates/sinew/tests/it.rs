@@ -174,7 +174,7 @@ impl Running {
 
     /// Asks it to end, as a host does that is taken away, and waits until it has; whether it ended well.
     fn terminate(&mut self) -> bool {
-        serve::signal(&self.0, "TERM");
+        serve::signal(self.0.id(), "TERM");
         self.0.wait().unwrap().success()
     }
 }
@@ -203,8 +203,8 @@ impl DerefMut for Running {
 
 /// `recipes/tiny.toml` with a model of a hundred thousand weights: 60 steps in seconds.
 fn small_tiny() -> String {
-    let mut text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
-    for (shipped, small) in [
+    let text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let changes = [
         ("d_model = 320", "d_model = 64"),
         ("layers = 4", "layers = 2"),
         ("heads = 10", "heads = 4"),
@@ -212,9 +212,15 @@ fn small_tiny() -> String {
         ("learning_rate = 4e-4", "learning_rate = 3e-3"),
         ("tasks_per_step = 10", "tasks_per_step = 8"),
         ("every = 15\n", ""),
-    ] {
-        assert!(text.contains(shipped), "{shipped}");
-        text = text.replacen(shipped, small, 1);
+    ];
+    with_changes(text, &changes)
+}
+
+/// A text with parts of it replaced where each is first.
+fn with_changes(mut text: String, changes: &[(&str, &str)]) -> String {
+    for (from, to) in changes {
+        assert!(text.contains(from), "there is no {from} in {text}");
+        text = text.replacen(from, to, 1);
     }
     text
 }
@@ -301,6 +307,15 @@ fn request(stream: &TcpStream) -> Option<(String, Vec<u8>)> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
     Some((head, body))
+}
+
+/// Waits for something that must come.
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(240), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn failure(output: &Output, code: i32) -> String {

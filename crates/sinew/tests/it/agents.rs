@@ -1,21 +1,17 @@
 //! Agent programs from outside: trained end to end, refused, cut, and the wheel of the client.
 
 use crate::resume::done;
-use crate::{Running, failure, passes_every_check, python3, root, sinew, steps};
+use crate::{Running, failure, passes_every_check, python3, root, sinew, steps, with_changes};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A copy of a recipe with some of its text replaced.
-fn recipe(dir: &Path, name: &str, changes: &[(&str, &str)]) -> std::path::PathBuf {
-    let mut text = std::fs::read_to_string(root().join("recipes").join(name)).unwrap();
-    for (from, to) in changes {
-        assert!(text.contains(from), "{name} has no {from}");
-        text = text.replace(from, to);
-    }
+pub(crate) fn recipe(dir: &Path, name: &str, changes: &[(&str, &str)]) -> PathBuf {
+    let text = std::fs::read_to_string(root().join("recipes").join(name)).unwrap();
     let path = dir.join("recipe.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, with_changes(text, changes)).unwrap();
     path
 }
 

@@ -3,7 +3,7 @@
 
 use crate::resume::{done, end, recipe, same, train};
 use crate::serve::signal;
-use crate::{failure, last_object, newest_checkpoint, root, sinew};
+use crate::{failure, json_lines, last_object, newest_checkpoint, root, sinew};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -27,10 +27,8 @@ fn stored(run: &Path) -> Vec<String> {
     ]);
     let output = command.arg("--run-dir").arg(run).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let id = |l: &str| serde_json::from_str::<Value>(l).unwrap()["episode"].clone();
-    text.lines()
-        .map(|l| id(l).as_str().unwrap().to_owned())
-        .collect()
+    let id = |e: &Value| e["episode"].as_str().unwrap().to_owned();
+    json_lines(&text).iter().map(id).collect()
 }
 
 /// Waits until `ready`, while the run is at work.
@@ -223,7 +221,7 @@ fn a_terminal_that_goes_leaves_a_checkpoint() {
     let metrics = run.join("metrics.jsonl");
     wait(&mut child, "two steps", || lines(&metrics).len() >= 2);
     assert!(!run.join("checkpoints/LATEST").exists());
-    signal(&child, "HUP");
+    signal(child.id(), "HUP");
     let errors = failure(&child.wait_with_output().unwrap(), 130);
     assert!(errors.contains("stopping:"), "it answers at once: {errors}");
     let newest = format!("step-{:08}", lines(&metrics).len());
@@ -258,7 +256,7 @@ fn a_run_is_interrupted_in_the_middle_of_a_training_step() {
     wait(&mut child, "the episodes of the step", || {
         stored(&run).len() == EPISODES
     });
-    signal(&child, "INT");
+    signal(child.id(), "INT");
     let errors = failure(&child.wait_with_output().unwrap(), 130);
     assert!(
         errors.contains("stopping:") && errors.contains("--resume"),

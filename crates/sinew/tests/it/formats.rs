@@ -1,13 +1,12 @@
 //! Output formats from the recipe to the gradient: tokens sampled under one are trained under it.
 
 use crate::resume::done;
-use crate::{sinew, small_tiny};
+use crate::{sinew, small_tiny, with_changes};
 use std::path::{Path, PathBuf};
 
 fn recipe(dir: &Path, format: &str) -> PathBuf {
-    let mut text = small_tiny();
     let format = format!("[rollout.format]\n{format}\n\n[algorithm]");
-    for (typed, replaced) in [
+    let changes = [
         ("steps = 60", "steps = 3"),
         ("episodes_per_task = 16", "episodes_per_task = 1"),
         (
@@ -15,12 +14,9 @@ fn recipe(dir: &Path, format: &str) -> PathBuf {
             "type = \"grpo\"\nkl = { coefficient = 0.01 }",
         ),
         ("[algorithm]", format.as_str()),
-    ] {
-        assert!(text.contains(typed), "{typed}");
-        text = text.replacen(typed, replaced, 1);
-    }
+    ];
     let path = dir.join("recipe.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, with_changes(small_tiny(), &changes)).unwrap();
     path
 }
 

@@ -2,15 +2,14 @@
 //! names what is wrong, and nothing left behind.
 
 use crate::resume::done;
-use crate::{json_lines, last_line, newest_checkpoint, sinew};
+use crate::{json_lines, last_line, newest_checkpoint, sinew, with_changes};
 use std::path::Path;
 use std::process::{Command, Output};
 
 fn tiny(dir: &Path, typed: &str, replaced: &str) -> String {
-    let text = crate::small_tiny();
-    assert!(text.contains(typed), "{typed}");
+    let text = with_changes(crate::small_tiny(), &[(typed, replaced)]);
     let path = dir.join("recipe.toml");
-    std::fs::write(&path, text.replacen(typed, replaced, 1)).unwrap();
+    std::fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
 }
 

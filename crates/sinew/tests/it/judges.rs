@@ -1,6 +1,6 @@
 //! Judges: a model that learns from one, a spent budget, and early refusals.
 
-use crate::{Running, failure, json_file, last_line, request, sinew, steps};
+use crate::{Running, failure, json_file, last_line, request, sinew, steps, with_changes};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -350,12 +350,8 @@ fn write_model(dir: &Path, is_reward: bool) {
 /// Replaces parts of the recipe.
 fn edit(dir: &Path, changes: &[(&str, &str)]) {
     let path = dir.join("own.toml");
-    let mut text = std::fs::read_to_string(&path).unwrap();
-    for (from, to) in changes {
-        assert!(text.contains(from), "{from}");
-        text = text.replacen(from, to, 1);
-    }
-    std::fs::write(path, text).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(path, with_changes(text, changes)).unwrap();
 }
 
 #[test]

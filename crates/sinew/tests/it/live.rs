@@ -1,8 +1,9 @@
 //! `sinew train --serve`: agents that run already, and services that a recipe drives.
 
+use crate::agents;
 use crate::first::free_port;
 use crate::resume::train;
-use crate::{Running, failure, last_line, root, sinew, steps};
+use crate::{Running, failure, last_line, root, sinew, steps, with_changes};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -163,13 +164,9 @@ fn service(port: u16, model_port: u16) -> Running {
 /// A copy of the recipe of services with the port of one, and with some of its text replaced.
 fn service_recipe(dir: &Path, port: u16, changes: &[(&str, &str)]) -> PathBuf {
     let text = std::fs::read_to_string(root().join("recipes/agent-service.toml")).unwrap();
-    let mut text = text.replace(":9000/", &format!(":{port}/"));
-    for (from, to) in changes {
-        assert!(text.contains(from), "the recipe has no {from}");
-        text = text.replace(from, to);
-    }
+    let text = text.replace(":9000/", &format!(":{port}/"));
     let path = dir.join("service.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, with_changes(text, changes)).unwrap();
     path
 }
 
@@ -474,14 +471,7 @@ pub(crate) fn letters(text: &str) -> Option<f64> {
 
 /// A copy of the live recipe with some of its text replaced.
 pub(crate) fn recipe(dir: &Path, changes: &[(&str, &str)]) -> PathBuf {
-    let mut text = std::fs::read_to_string(root().join("recipes/agent-live.toml")).unwrap();
-    for (from, to) in changes {
-        assert!(text.contains(from), "the recipe has no {from}");
-        text = text.replace(from, to);
-    }
-    let path = dir.join("recipe.toml");
-    std::fs::write(&path, text).unwrap();
-    path
+    agents::recipe(dir, "agent-live.toml", changes)
 }
 
 const SMALL: [(&str, &str); 3] = [

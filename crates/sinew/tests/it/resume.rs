@@ -1,6 +1,6 @@
 //! Runs that were killed, torn or made longer end like one that was not: to the bit.
 
-use crate::{json_file, last_line, newest_checkpoint, sinew};
+use crate::{Running, json_file, last_line, newest_checkpoint, sinew};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -38,6 +38,18 @@ pub(crate) fn train(recipe: &Path, run: &Path, more: &[&str]) -> Command {
     command.arg("train").arg(recipe).arg("--json").args(more);
     command.arg("--run-dir").arg(run);
     command
+}
+
+/// A run that begins now and prints nothing.
+pub(crate) fn start(recipe: &Path, run: &Path, more: &[&str]) -> Running {
+    let mut command = train(recipe, run, more);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    Running(command.spawn().unwrap())
+}
+
+/// The option that resumes a run, if this file of its folder is there.
+pub(crate) fn if_begun(file: &Path) -> &'static [&'static str] {
+    if file.exists() { &["--resume"] } else { &[] }
 }
 
 pub(crate) fn done(recipe: &Path, run: &Path, more: &[&str]) -> Value {
@@ -84,23 +96,14 @@ pub(crate) fn same(
 pub(crate) fn killed_often(recipe: &Path, run: &Path, mut seed: u64) -> (Value, u32) {
     let mut kills = 0;
     loop {
-        let resume: &[&str] = if run.join("recipe.toml").exists() {
-            &["--resume"]
-        } else {
-            &[]
-        };
+        let resume = if_begun(&run.join("recipe.toml"));
         if kills >= 6 {
             return (done(recipe, run, resume), kills);
         }
-        let mut child = train(recipe, run, resume)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = start(recipe, run, resume);
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_millis(120 + (seed >> 33) % 500));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill();
         kills += 1;
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     json_lines, last_line, last_object, newest_checkpoint, resume, root, run_ok, sinew, steps,
+    with_changes,
 };
 use serde_json::Value;
 use sinew_model::{Family, ModelConfig, Params, RopeScaling, SaveDtype, save_pretrained};
@@ -11,13 +12,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn short_tiny(dir: &Path, more: &[(&str, &str)]) -> PathBuf {
-    let mut text = crate::small_tiny();
-    for (typed, replaced) in more {
-        assert!(text.contains(typed), "{typed}");
-        text = text.replace(typed, replaced);
-    }
     let path = dir.join("recipe.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, with_changes(crate::small_tiny(), more)).unwrap();
     path
 }
 
@@ -454,10 +450,7 @@ fn a_worker_ends_when_its_run_is_killed() {
 fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (child, worker) = at_work(dir.path());
-    let killed = Command::new("kill")
-        .args(["-9", &worker.to_string()])
-        .status();
-    assert!(killed.unwrap().success());
+    crate::serve::signal(worker, "KILL");
     let output = child.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{errors}");

@@ -1,11 +1,11 @@
 //! Runs whose trainer is PyTorch, in processes of their own.
 
-use crate::resume::{done, end, recipe, train};
-use crate::{last_line, newest_checkpoint, root, run_ok, sinew, steps};
+use crate::resume::{done, end, if_begun, recipe, train};
+use crate::{last_line, newest_checkpoint, root, run_ok, sinew, steps, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Python with PyTorch, which `make setup` installs.
 fn python() -> PathBuf {
@@ -72,14 +72,6 @@ fn optimizer(run: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(120);
-    while !holds() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 fn signal(process: u32, name: &str) {
     let id = process.to_string();
     // It may have ended in this instant.
@@ -96,12 +88,7 @@ fn killed_often(recipe: &Path, run: &Path, kills: u32, mut seed: u64) -> Value {
         (seed >> 33) % bound
     };
     let start = |run: &Path| -> Child {
-        let resume: &[&str] = if run.join("recipe.toml").exists() {
-            &["--resume"]
-        } else {
-            &[]
-        };
-        train(recipe, run, resume)
+        train(recipe, run, if_begun(&run.join("recipe.toml")))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()

@@ -2,8 +2,7 @@
 
 use crate::{Running, failure, sinew, train};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -14,17 +13,9 @@ pub(crate) fn get(url: &str, path: &str) -> Value {
         .unwrap()
         .split_once("/?token=")
         .unwrap();
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
-    )
-    .unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200"), "{path}: {text}");
-    serde_json::from_str(body).unwrap()
+    let (status, answer) = crate::serve::get(address, path, token);
+    assert_eq!(status, 200, "{path}: {answer}");
+    answer
 }
 
 /// A dashboard over one run, and its address.
