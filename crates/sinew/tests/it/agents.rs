@@ -1,11 +1,11 @@
 //! Agent programs from outside: trained end to end, refused, cut, and the wheel of the client.
 
+use crate::queue::until;
 use crate::resume::done;
-use crate::{Running, failure, passes_every_check, python3, root, sinew, steps, with_changes};
+use crate::{failure, passes_every_check, python3, root, sinew, steps, with_changes};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// A copy of a recipe with some of its text replaced.
 pub(crate) fn recipe(dir: &Path, name: &str, changes: &[(&str, &str)]) -> PathBuf {
@@ -272,11 +272,7 @@ fn client_script(args: &[&str], token_key: &str, script: &str) {
     server.arg("serve").args(args);
     server.args(["--listen", "127.0.0.1:0", "--json"]);
     // Its first line has its address and token.
-    let mut served = Running(server.stdout(Stdio::piped()).spawn().unwrap());
-    let mut line = String::new();
-    let stdout = served.0.stdout.take().unwrap();
-    BufReader::new(stdout).read_line(&mut line).unwrap();
-    let told: Value = serde_json::from_str(&line).unwrap();
+    let (_served, told) = until(&mut server, |_| true);
     let done = Command::new(python3())
         .arg(root().join("python/tests").join(script))
         .env("PYTHONPATH", root().join("python/src"))

@@ -1,10 +1,10 @@
 //! The data pool end to end: outside systems push into a real server, a real run trains on it.
 
 use crate::live::send;
+use crate::queue::until;
 use crate::resume::{done, train};
 use crate::{Running, failure, last_line, root, sinew, steps};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -23,7 +23,8 @@ fn token(dir: &Path) -> PathBuf {
 }
 
 fn serve(dir: &Path) -> Serving {
-    let mut child = sinew()
+    let mut command = sinew();
+    command
         .args([
             "serve",
             "--engine",
@@ -41,16 +42,10 @@ fn serve(dir: &Path) -> Serving {
         .arg("--store")
         .arg(dir.join("store"))
         .arg("--control-token-file")
-        .arg(token(dir))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    out.read_line(&mut line).unwrap();
-    let told: Value = serde_json::from_str(&line).unwrap();
+        .arg(token(dir));
+    let (child, told) = until(&mut command, |_| true);
     Serving {
-        child: Running(child),
+        child,
         url: told["url"].as_str().unwrap().to_owned(),
     }
 }

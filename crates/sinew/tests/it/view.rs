@@ -1,5 +1,6 @@
 //! The dashboard and the signals of a real run.
 
+use crate::queue::until;
 use crate::{Running, failure, sinew, train};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -21,19 +22,10 @@ pub(crate) fn get(url: &str, path: &str) -> Value {
 /// A dashboard over one run, and its address.
 pub(crate) fn view(run: &Path) -> (Running, String) {
     let mut command = sinew();
-    let mut viewing = command
-        .args(["view", "--json"])
-        .arg(run)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(viewing.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let line: Value = serde_json::from_str(&line).unwrap();
+    command.args(["view", "--json"]).arg(run);
+    let (viewing, line) = until(&mut command, |_| true);
     assert_eq!(line["runs"], 1);
-    (Running(viewing), line["url"].as_str().unwrap().to_owned())
+    (viewing, line["url"].as_str().unwrap().to_owned())
 }
 
 #[test]
