@@ -91,7 +91,7 @@ impl Service {
 
     /// Ends the process as a power failure would.
     fn kill(&mut self) {
-        self.child = None;
+        drop(self.child.take());
     }
 
     fn log(&self) -> String {
