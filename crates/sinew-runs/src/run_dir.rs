@@ -19,7 +19,7 @@ use sinew_env::Registry;
 use sinew_orchestrator::Process;
 use sinew_recipe::{CHAIN_FILE, Change, RecipeError, RunPlan, changes};
 use sinew_view::{RunSummary, ViewError};
-use std::fs::File;
+use std::fs::{DirBuilder, File, TryLockError};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -137,19 +137,10 @@ impl RunDir {
             path: path.into(),
             source,
         };
-        // It holds the texts of agents and users.
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(io)?;
-        let lock = File::create(path.join("lock")).map_err(io)?;
-        if let Err(e) = lock.try_lock() {
-            return Err(match e {
-                std::fs::TryLockError::WouldBlock => RunDirError::Locked { path: path.into() },
-                std::fs::TryLockError::Error(source) => io(source),
-            });
-        }
+        let lock = create_locked(path).map_err(|e| match e {
+            TryLockError::WouldBlock => RunDirError::Locked { path: path.into() },
+            TryLockError::Error(source) => io(source),
+        })?;
         let run = Self {
             path: path.into(),
             accept_loss: false,
@@ -333,6 +324,16 @@ impl RunDir {
     }
 }
 
+/// Creates a folder and takes its lock. Only its user can read it: it holds the texts of agents and users.
+pub(crate) fn create_locked(path: &Path) -> Result<File, TryLockError> {
+    let mut folder = DirBuilder::new();
+    let made = folder.recursive(true).mode(0o700).create(path);
+    let lock = made.and_then(|()| File::create(path.join("lock")));
+    let lock = lock.map_err(TryLockError::Error)?;
+    lock.try_lock()?;
+    Ok(lock)
+}
+
 /// File with the end of a run's last process.
 const END: &str = "end.json";
 /// File with the name of a store in a database.
@@ -359,7 +360,7 @@ pub fn holds_run(run_dir: &Path) -> bool {
 pub fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
     let tried = lock.map(|lock| lock.try_lock());
-    matches!(tried, Ok(Err(std::fs::TryLockError::WouldBlock)))
+    matches!(tried, Ok(Err(TryLockError::WouldBlock)))
 }
 
 /// The recipe in a run folder.

@@ -146,6 +146,8 @@ mod workers;
 mod worlds;
 
 use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -163,6 +165,19 @@ fn sinew() -> Command {
 
 /// A process that is killed when the test is over.
 struct Running(Child);
+
+impl Running {
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    /// Asks it to end, as a host does that is taken away, and waits until it has; whether it ended well.
+    fn terminate(&mut self) -> bool {
+        serve::signal(self.0.id(), "TERM");
+        self.0.wait().unwrap().success()
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -188,8 +203,8 @@ impl DerefMut for Running {
 
 /// `recipes/tiny.toml` with a model of a hundred thousand weights: 60 steps in seconds.
 fn small_tiny() -> String {
-    let mut text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
-    for (shipped, small) in [
+    let text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let changes = [
         ("d_model = 320", "d_model = 64"),
         ("layers = 4", "layers = 2"),
         ("heads = 10", "heads = 4"),
@@ -197,9 +212,15 @@ fn small_tiny() -> String {
         ("learning_rate = 4e-4", "learning_rate = 3e-3"),
         ("tasks_per_step = 10", "tasks_per_step = 8"),
         ("every = 15\n", ""),
-    ] {
-        assert!(text.contains(shipped), "{shipped}");
-        text = text.replacen(shipped, small, 1);
+    ];
+    with_changes(text, &changes)
+}
+
+/// A text with parts of it replaced where each is first.
+fn with_changes(mut text: String, changes: &[(&str, &str)]) -> String {
+    for (from, to) in changes {
+        assert!(text.contains(from), "there is no {from} in {text}");
+        text = text.replacen(from, to, 1);
     }
     text
 }
@@ -207,20 +228,20 @@ fn small_tiny() -> String {
 fn train(run_dir: &Path, more: &[&str]) -> Command {
     let recipe = run_dir.with_extension("toml");
     std::fs::write(&recipe, small_tiny()).unwrap();
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(recipe)
-        .args(["--json", "--run-dir"]);
-    command.arg(run_dir).args(more);
-    command
+    resume::train(&recipe, run_dir, more)
 }
 
-fn last_line(output: &Output) -> Value {
+/// The last line of a program, however it ended.
+fn last_object(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+/// The last line of a program that ended well.
+fn last_line(output: &Output) -> Value {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+    last_object(output)
 }
 
 /// Runs a command that must end with 0; what it printed.
@@ -248,6 +269,53 @@ fn json_lines(text: &str) -> Vec<Value> {
 /// The values of a file of JSON lines.
 fn json_file(file: impl AsRef<Path>) -> Vec<Value> {
     json_lines(&std::fs::read_to_string(file).unwrap())
+}
+
+/// The records of a run's steps.
+fn steps(run: &Path) -> Vec<Value> {
+    json_file(run.join("metrics.jsonl"))
+}
+
+/// Folder of a run's newest checkpoint.
+fn newest_checkpoint(run: &Path) -> PathBuf {
+    let name = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
+    run.join("checkpoints").join(name.trim())
+}
+
+/// Python with the packages that `scripts/setup.sh` installs.
+fn python3() -> PathBuf {
+    let python = root().join(".cache/venv/bin/python3");
+    let shown = python.display();
+    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
+    python
+}
+
+/// Head and body of a request to a server of a test; `None`: it was cut.
+fn request(stream: &TcpStream) -> Option<(String, Vec<u8>)> {
+    let mut reader = BufReader::new(stream);
+    let (mut head, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).ok()? <= 2 {
+            break;
+        }
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+        head += &line;
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((head, body))
+}
+
+/// Waits for something that must come.
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(240), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn failure(output: &Output, code: i32) -> String {
@@ -289,11 +357,9 @@ fn a_model_from_scratch_learns_the_tiny_world() {
     assert!(result["samples"]["trained"].as_u64().unwrap() > 0);
     let report = std::fs::read_to_string(run.join("report.html")).unwrap();
     assert!(report.contains("<svg") && report.contains("class=sampled"));
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    for line in metrics.lines() {
-        let step: Value = serde_json::from_str(line).unwrap();
+    for step in steps(&run) {
         // Engine and trainer compute the same log-probabilities from the same weights, to the bit.
-        assert_eq!(step["logprob_gap_max"], 0.0, "{line}");
+        assert_eq!(step["logprob_gap_max"], 0.0, "{step}");
     }
     let shown = sinew()
         .args(["show", "eval-after-60-0000", "--tokens", "--run-dir"])
@@ -341,15 +407,9 @@ fn a_learning_rate_that_is_far_too_high_destroys(run: &Path) {
         .replace("steps = 60", "steps = 6");
     std::fs::write(&recipe, format!("{head}{model}{rest}")).unwrap();
     let worse = run.with_file_name("worse");
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(&recipe)
-        .args(["--json", "--run-dir"]);
-    let output = command.arg(&worse).output().unwrap();
+    let output = resume::train(&recipe, &worse, &[]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let last = last_object(&output);
     assert_eq!(last["verdict"]["verdict"], "collapsed", "{last}");
     let listed = run_ok(
         sinew()
@@ -392,15 +452,8 @@ fn a_killed_run_goes_on_without_losing_or_repeating_an_episode() {
         result["eval"]["after"]["success"].as_f64().unwrap() >= 0.9,
         "{result}"
     );
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps: Vec<u64> = metrics
-        .lines()
-        .map(|l| {
-            serde_json::from_str::<Value>(l).unwrap()["step"]
-                .as_u64()
-                .unwrap()
-        })
-        .collect();
+    let number = |step: &Value| step["step"].as_u64().unwrap();
+    let steps: Vec<u64> = steps(&run).iter().map(number).collect();
     let all: Vec<u64> = (1..=steps.len() as u64).collect();
     assert_eq!(steps, all, "steps are there once, in order");
 }

@@ -1,10 +1,10 @@
 //! The folder of a chain: one owner at a time, and which stages have ended.
 
+use crate::run_dir::create_locked;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_recipe::{CHAIN_FILE as RECIPE, ChainPlan, RunPlan, StagePlan, changes};
-use std::fs::File;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 const ENDED: &str = "chain.json";
@@ -145,19 +145,10 @@ impl ChainDir {
             let hint = "go on with the same command and --resume, or name another --run-dir";
             return Err(exists("chain", hint));
         }
-        // It holds the texts of agents and users.
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(io)?;
-        let lock = File::create(path.join("lock")).map_err(io)?;
-        if let Err(e) = lock.try_lock() {
-            return Err(match e {
-                std::fs::TryLockError::WouldBlock => ChainError::Locked { path: path.into() },
-                std::fs::TryLockError::Error(source) => io(source),
-            });
-        }
+        let lock = create_locked(path).map_err(|e| match e {
+            TryLockError::WouldBlock => ChainError::Locked { path: path.into() },
+            TryLockError::Error(source) => io(source),
+        })?;
         let mut dir = Self {
             path: std::path::absolute(path).map_err(io)?,
             ended: ended(path)?,

@@ -1,32 +1,25 @@
 //! Admission in front of the embedded engine.
 
-use crate::{json_file, last_line, sinew};
+use crate::resume::done;
+use crate::{small_tiny, with_changes};
 use serde_json::Value;
 use std::path::Path;
 
 /// Steps of a short run with little key-value room and turns of very different lengths.
 fn steps(dir: &Path, name: &str, admission: &str) -> Vec<Value> {
-    let mut text = crate::small_tiny();
-    for (typed, replaced) in [
-        (
-            "max_in_flight = 256",
-            format!("max_in_flight = 64\n{admission}").as_str(),
-        ),
+    let in_flight = format!("max_in_flight = 64\n{admission}");
+    let changes = [
+        ("max_in_flight = 256", in_flight.as_str()),
         ("max_turn_tokens = 3", "max_turn_tokens = 48"),
         ("max_context_tokens = 64", "max_context_tokens = 256"),
         ("kv_tokens = 32768", "kv_tokens = 512"),
         ("steps = 60", "steps = 4"),
-    ] {
-        assert!(text.contains(typed), "{typed}");
-        text = text.replacen(typed, replaced, 1);
-    }
+    ];
     let recipe = dir.join(format!("{name}.toml"));
-    std::fs::write(&recipe, text).unwrap();
+    std::fs::write(&recipe, with_changes(small_tiny(), &changes)).unwrap();
     let run = dir.join(name);
-    let mut command = sinew();
-    command.arg("train").arg(&recipe).arg("--json");
-    last_line(&command.arg("--run-dir").arg(&run).output().unwrap());
-    json_file(run.join("metrics.jsonl"))
+    done(&recipe, &run, &[]);
+    crate::steps(&run)
 }
 
 fn sum(steps: &[Value], name: &str) -> f64 {

@@ -1,40 +1,25 @@
 //! Agent programs from outside: trained end to end, refused, cut, and the wheel of the client.
 
-use super::{Running, failure, json_file, last_line, passes_every_check, root, sinew};
+use crate::queue::until;
+use crate::resume::done;
+use crate::{failure, passes_every_check, python3, root, sinew, steps, with_changes};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A copy of a recipe with some of its text replaced.
-fn recipe(dir: &Path, name: &str, changes: &[(&str, &str)]) -> std::path::PathBuf {
-    let mut text = std::fs::read_to_string(root().join("recipes").join(name)).unwrap();
-    for (from, to) in changes {
-        assert!(text.contains(from), "{name} has no {from}");
-        text = text.replace(from, to);
-    }
+pub(crate) fn recipe(dir: &Path, name: &str, changes: &[(&str, &str)]) -> PathBuf {
+    let text = std::fs::read_to_string(root().join("recipes").join(name)).unwrap();
     let path = dir.join("recipe.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, with_changes(text, changes)).unwrap();
     path
-}
-
-fn need_agents() {
-    let python = root().join(".cache/venv/bin/python3");
-    let shown = python.display();
-    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
 }
 
 /// Trains with a recipe; gives the last line and the records of the steps.
 fn train(dir: &Path, recipe: &Path) -> (Value, Vec<Value>) {
-    need_agents();
+    python3();
     let run = dir.join("run");
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(recipe)
-        .args(["--json", "--run-dir"]);
-    let last = last_line(&command.arg(&run).output().unwrap());
-    (last, json_file(run.join("metrics.jsonl")))
+    (done(recipe, &run, &[]), steps(&run))
 }
 
 /// Trains a program for some of the recipe's 12 steps, and holds what does not depend on its learning.
@@ -217,7 +202,7 @@ fn wrong_harnesses_are_refused_before_anything_runs() {
 
 #[test]
 fn recipes_with_agents_pass_every_check() {
-    need_agents();
+    python3();
     for name in ["agent-tiny.toml", "agent-openai.toml"] {
         let text = passes_every_check(&format!("recipes/{name}"));
         assert!(
@@ -234,7 +219,7 @@ fn recipes_with_agents_pass_every_check() {
 /// A program that is there and does not come as far as a model: its last output is shown.
 #[test]
 fn a_program_that_does_not_start_is_something_to_get_first() {
-    need_agents();
+    python3();
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("agent/main.py");
     std::fs::create_dir(script.parent().unwrap()).unwrap();
@@ -260,7 +245,7 @@ fn a_program_that_does_not_start_is_something_to_get_first() {
 /// A program whose first call the gateway refuses is not a program that works.
 #[test]
 fn a_program_that_asks_in_vain_fails_its_check() {
-    need_agents();
+    python3();
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("agent/main.py");
     std::fs::create_dir(script.parent().unwrap()).unwrap();
@@ -283,17 +268,12 @@ fn a_program_that_asks_in_vain_fails_its_check() {
 
 /// Runs one of the client's scripts against a server.
 fn client_script(args: &[&str], token_key: &str, script: &str) {
-    need_agents();
     let mut server = sinew();
     server.arg("serve").args(args);
     server.args(["--listen", "127.0.0.1:0", "--json"]);
     // Its first line has its address and token.
-    let mut served = Running(server.stdout(Stdio::piped()).spawn().unwrap());
-    let mut line = String::new();
-    let stdout = served.0.stdout.take().unwrap();
-    BufReader::new(stdout).read_line(&mut line).unwrap();
-    let told: Value = serde_json::from_str(&line).unwrap();
-    let done = Command::new(root().join(".cache/venv/bin/python3"))
+    let (_served, told) = until(&mut server, |_| true);
+    let done = Command::new(python3())
         .arg(root().join("python/tests").join(script))
         .env("PYTHONPATH", root().join("python/src"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -319,7 +299,7 @@ fn the_python_client_drives_sandboxes() {
 
 #[test]
 fn the_wheel_installs_into_a_fresh_environment() {
-    need_agents();
+    python3();
     let dir = tempfile::tempdir().unwrap();
     let run = |command: &mut Command| {
         let done = command.current_dir(root()).output().unwrap();

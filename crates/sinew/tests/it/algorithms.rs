@@ -1,6 +1,7 @@
 //! Every recipe of recipes/algorithms through the program, for a couple of steps.
 
-use crate::{failure, json_file, last_line, root, sinew};
+use crate::resume::done;
+use crate::{failure, newest_checkpoint, root, sinew, steps};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -12,14 +13,8 @@ fn recipes() -> Vec<PathBuf> {
     paths
 }
 
-fn metrics(run: &Path) -> Vec<Value> {
-    json_file(run.join("metrics.jsonl"))
-}
-
 fn weights(run: &Path) -> Vec<u8> {
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let folder = run.join("checkpoints").join(latest.trim());
-    std::fs::read(folder.join("model.safetensors")).unwrap()
+    std::fs::read(newest_checkpoint(run).join("model.safetensors")).unwrap()
 }
 
 /// Writes `text` shortened to `steps` steps and runs it; returns the run's folder.
@@ -30,12 +25,7 @@ fn run(dir: &Path, name: &str, text: &str, steps: usize) -> PathBuf {
     let recipe = dir.join(format!("{name}.toml"));
     std::fs::write(&recipe, short).unwrap();
     let run = dir.join(name);
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(&recipe)
-        .args(["--json", "--run-dir"]);
-    let result = last_line(&command.arg(&run).output().unwrap());
+    let result = done(&recipe, &run, &[]);
     assert_eq!(result["samples"]["trained_twice"], 0, "{name}: {result}");
     assert_eq!(result["samples"]["lost"], 0, "{name}: {result}");
     assert!(
@@ -86,7 +76,7 @@ fn every_algorithm_trains_from_its_recipe() {
                     let teacher = teacher.display().to_string();
                     let recipe = text(&path).replace("runs/tiny", &teacher);
                     let run = run(dir.path(), name, &recipe, 3);
-                    let steps = metrics(&run);
+                    let steps = steps(&run);
                     assert_eq!(steps.len(), 3, "{name}");
                     let finite = |s: &Value| s["loss"].as_f64().is_some_and(f64::is_finite);
                     assert!(steps.iter().all(finite), "{name}");
@@ -103,8 +93,11 @@ fn a_model_imitates_demonstrations_and_stored_episodes() {
     let sft = std::fs::read_to_string(root().join("recipes/algorithms/sft.toml")).unwrap();
     let learned = run(dir.path(), "sft", &sft, 40);
     let loss = |steps: &[Value], i: usize| steps[i]["loss"].as_f64().unwrap();
-    let steps = metrics(&learned);
-    assert!(loss(&steps, 39) < 0.5 * loss(&steps, 0), "{steps:?}");
+    let learning = steps(&learned);
+    assert!(
+        loss(&learning, 39) < 0.5 * loss(&learning, 0),
+        "{learning:?}"
+    );
     // Another run learns from what this one sampled when it was measured.
     let episodes = sft
         .replace(
@@ -116,11 +109,7 @@ fn a_model_imitates_demonstrations_and_stored_episodes() {
             &learned.display().to_string(),
         );
     let second = run(dir.path(), "again", &episodes, 3);
-    assert!(
-        metrics(&second)
-            .iter()
-            .any(|s| s["rows"].as_u64() > Some(0))
-    );
+    assert!(steps(&second).iter().any(|s| s["rows"].as_u64() > Some(0)));
     assert_ne!(weights(&second), weights(&learned));
 }
 
@@ -139,7 +128,7 @@ fn losses_with_a_bound_train_with_rounded_weights() {
         let rounded = text.replace("[engine]\n", "[engine]\nweights = \"int8\"\n");
         let kind = format!("type = \"{name}\"\n");
         let rounded = rounded.replace(&kind, &format!("{kind}{more}"));
-        let steps = metrics(&run(dir.path(), name, &rounded, 3));
+        let steps = steps(&run(dir.path(), name, &rounded, 3));
         let largest = |key: &str| {
             let values = steps.iter().filter_map(|s| s[key].as_f64());
             values.fold(0.0, f64::max)

@@ -1,6 +1,7 @@
 //! Packages of other projects as environments, and environments for their clients. Packages that
 //! `scripts/bridges.sh` installs only on request are tested if they are there.
 
+use crate::evals::interpreter;
 use crate::{Running, root, run_ok, sinew};
 use serde_json::{Value, json};
 use sinew_assembly::ENVIRONMENTS;
@@ -8,12 +9,6 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-/// The interpreter of a set of packages; `None`: it was not installed.
-fn interpreter(set: &str) -> Option<PathBuf> {
-    let python = root().join(format!(".cache/venv-{set}/bin/python3"));
-    python.is_file().then_some(python)
-}
 
 /// Like [`interpreter`], for a set that `scripts/setup.sh` installs.
 fn installed(set: &str) -> PathBuf {
@@ -413,8 +408,7 @@ impl Served {
     }
 
     fn stop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.kill();
     }
 }
 

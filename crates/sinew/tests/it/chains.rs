@@ -1,8 +1,8 @@
 //! Chains of runs: weights go from stage to stage to the bit, and a chain that is killed anywhere ends like
 //! one that was not.
 
-use crate::resume::{done, end, same, train};
-use crate::{failure, json_lines, last_line, root, sinew};
+use crate::resume::{done, end, if_begun, same, start, train};
+use crate::{failure, json_lines, last_line, newest_checkpoint, root, sinew, with_changes};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 /// `recipes/chain.toml` with a smaller model and fewer steps; `stages` stands in for the typed ones.
 fn recipe(dir: &Path, stages: &str) -> PathBuf {
-    let mut text = fs::read_to_string(root().join("recipes/chain.toml")).unwrap();
-    for (shipped, small) in [
+    let text = fs::read_to_string(root().join("recipes/chain.toml")).unwrap();
+    let changes = [
         ("d_model = 64", "d_model = 32"),
         ("heads = 4", "heads = 2"),
         ("kv_heads = 2", "kv_heads = 1"),
@@ -24,10 +24,8 @@ fn recipe(dir: &Path, stages: &str) -> PathBuf {
             "micro_batch_tokens = 4096",
             "micro_batch_tokens = 4096\ncheckpoint_every = 2",
         ),
-    ] {
-        assert!(text.contains(shipped), "{shipped}");
-        text = text.replacen(shipped, small, 1);
-    }
+    ];
+    let text = with_changes(text, &changes);
     let at = text.find("# The gold policy").unwrap();
     let path = dir.join("chain.toml");
     fs::write(&path, format!("{}{stages}", &text[..at])).unwrap();
@@ -159,21 +157,10 @@ fn serves(run: &Path) {
 /// Kills the chain again and again at instants that `seed` draws.
 fn killed_often(recipe: &Path, run: &Path, mut seed: u64) -> Value {
     for kill in 0..8 {
-        let resume: &[&str] = if run.join("chain.toml").exists() {
-            &["--resume"]
-        } else {
-            &[]
-        };
-        let mut command = train(recipe, run, resume);
-        let mut child = command
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = start(recipe, run, if_begun(&run.join("chain.toml")));
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_millis(60 + 40 * kill + (seed >> 33) % 300));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill();
     }
     done(recipe, run, &["--resume"])
 }
@@ -277,7 +264,7 @@ fn a_chain_that_is_interrupted_says_how_it_goes_on() {
         .map(Result::unwrap);
     let second = |line: String| serde_json::from_str::<Value>(&line).unwrap()["stage"]["n"] == 2;
     assert!(lines.by_ref().any(second));
-    crate::serve::signal(&child, "INT");
+    crate::serve::signal(child.id(), "INT");
     lines.for_each(drop);
     let told = failure(&child.wait_with_output().unwrap(), 130);
     let hint = format!("sinew train {}/chain.toml --run-dir", run.display());
@@ -292,11 +279,7 @@ fn weights_that_are_not_those_of_the_stage_before_are_refused() {
     let run = dir.path().join("run");
     kill_where_begins(&chain, &run, "grpo");
     // The newest checkpoint is damaged, and the one before it is whole.
-    let latest = fs::read_to_string(run.join("sft/checkpoints/LATEST")).unwrap();
-    let weights = run
-        .join("sft/checkpoints")
-        .join(latest.trim())
-        .join("model.safetensors");
+    let weights = newest_checkpoint(&run.join("sft")).join("model.safetensors");
     let good = fs::read(&weights).unwrap();
     let mut bad = good.clone();
     let last = bad.len() - 1;
@@ -414,11 +397,7 @@ fn a_stage_that_has_begun_keeps_the_stages_that_it_stands_on() {
     };
     let chain = recipe(dir.path(), &teach("sft"));
     let run = dir.path().join("run");
-    let mut child = train(&chain, &run, &[])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = start(&chain, &run, &[]);
     while !run.join("small/began.toml").exists() {
         assert!(
             child.try_wait().unwrap().is_none(),
@@ -426,8 +405,7 @@ fn a_stage_that_has_begun_keeps_the_stages_that_it_stands_on() {
         );
         std::thread::sleep(Duration::from_millis(20));
     }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     let other = recipe(dir.path(), &teach("more"));
     let told = failure(&train(&other, &run, &["--resume"]).output().unwrap(), 2);
     assert!(

@@ -1,10 +1,10 @@
 //! Benchmarks of models behind servers that only chat, and a user that such a server plays.
 
 use crate::evals::interpreter;
-use crate::{failure, last_line, root, sinew};
+use crate::{failure, last_line, request, root, sinew};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
@@ -35,20 +35,7 @@ fn server(
 }
 
 fn one(mut stream: TcpStream, answer: &Answer, seen: &Seen) -> Option<()> {
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
-    let (mut head, mut length) = (String::new(), 0);
-    loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line).ok()? <= 2 {
-            break;
-        }
-        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
-            length = value.trim().parse().ok()?;
-        }
-        head += &line;
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
+    let (head, body) = request(&stream)?;
     let said = if head.starts_with("POST /v1/chat/completions ") {
         let body: Value = serde_json::from_slice(&body).ok()?;
         let (message, finish, counted) = answer(&body);

@@ -3,20 +3,15 @@
 
 use crate::resume::{done, end, recipe, same, train};
 use crate::serve::signal;
-use crate::{failure, root, sinew};
+use crate::{failure, json_lines, last_object, newest_checkpoint, root, sinew};
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 fn lines(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
-}
-
-fn last_object(output: &Output) -> Value {
-    let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
 /// Ids of the training episodes that a run's store holds.
@@ -32,10 +27,8 @@ fn stored(run: &Path) -> Vec<String> {
     ]);
     let output = command.arg("--run-dir").arg(run).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let id = |l: &str| serde_json::from_str::<Value>(l).unwrap()["episode"].clone();
-    text.lines()
-        .map(|l| id(l).as_str().unwrap().to_owned())
-        .collect()
+    let id = |e: &Value| e["episode"].as_str().unwrap().to_owned();
+    json_lines(&text).iter().map(id).collect()
 }
 
 /// Waits until `ready`, while the run is at work.
@@ -174,13 +167,8 @@ fn a_recipe_that_was_changed_is_refused_until_the_change_is_named() {
     ];
     done(&own, &run, &allowed);
     done(&own, &run, &["--resume"]);
-    let state = run.join("checkpoints").join(
-        std::fs::read_to_string(run.join("checkpoints/LATEST"))
-            .unwrap()
-            .trim(),
-    );
-    let state: Value =
-        serde_json::from_slice(&std::fs::read(state.join("state.json")).unwrap()).unwrap();
+    let state = std::fs::read(newest_checkpoint(&run).join("state.json")).unwrap();
+    let state: Value = serde_json::from_slice(&state).unwrap();
     assert_eq!(state["commit"]["cursor"]["step"], 3);
 }
 
@@ -233,12 +221,11 @@ fn a_terminal_that_goes_leaves_a_checkpoint() {
     let metrics = run.join("metrics.jsonl");
     wait(&mut child, "two steps", || lines(&metrics).len() >= 2);
     assert!(!run.join("checkpoints/LATEST").exists());
-    signal(&child, "HUP");
+    signal(child.id(), "HUP");
     let errors = failure(&child.wait_with_output().unwrap(), 130);
     assert!(errors.contains("stopping:"), "it answers at once: {errors}");
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let steps = lines(&metrics).len();
-    assert_eq!(latest.trim(), format!("step-{steps:08}"));
+    let newest = format!("step-{:08}", lines(&metrics).len());
+    assert!(newest_checkpoint(&run).ends_with(newest));
 }
 
 #[test]
@@ -269,7 +256,7 @@ fn a_run_is_interrupted_in_the_middle_of_a_training_step() {
     wait(&mut child, "the episodes of the step", || {
         stored(&run).len() == EPISODES
     });
-    signal(&child, "INT");
+    signal(child.id(), "INT");
     let errors = failure(&child.wait_with_output().unwrap(), 130);
     assert!(
         errors.contains("stopping:") && errors.contains("--resume"),

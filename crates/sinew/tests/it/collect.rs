@@ -2,12 +2,20 @@
 
 use crate::input::refused;
 use crate::resume::recipe;
-use crate::{json_file, last_line, run_ok, sinew};
+use crate::serve::signal;
+use crate::{json_file, json_lines, last_line, run_ok, sinew};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+/// Keys of a recipe whose episodes are the solutions of its environment.
+const GOLD: [(&str, &str); 3] = [
+    ("algorithm.type", "\"sft\""),
+    ("data.type", "\"gold\""),
+    ("rollout.group_size", "1"),
+];
 
 fn collect(recipe: &Path, run: &Path, episodes: u32, more: &[&str]) -> Command {
     let mut command = sinew();
@@ -19,19 +27,16 @@ fn collect(recipe: &Path, run: &Path, episodes: u32, more: &[&str]) -> Command {
 
 /// Ids and rewards of the stored episodes.
 fn stored(run: &Path) -> Vec<(String, f64)> {
-    let listed = sinew()
-        .args(["episodes", "--json", "--limit", "10000"])
-        .arg(run)
-        .output()
-        .unwrap();
-    assert!(listed.status.success(), "{listed:?}");
-    let text = String::from_utf8(listed.stdout).unwrap();
-    let row = |line: &str| {
-        let row: Value = serde_json::from_str(line).unwrap();
+    let listed = run_ok(
+        sinew()
+            .args(["episodes", "--json", "--limit", "10000"])
+            .arg(run),
+    );
+    let row = |row: &Value| {
         let id = row["episode"].as_str().unwrap().to_owned();
         (id, row["reward"].as_f64().unwrap())
     };
-    text.lines().map(row).collect()
+    json_lines(&listed).iter().map(row).collect()
 }
 
 /// Kills a collection as soon as it reports that some episodes are stored.
@@ -123,10 +128,7 @@ fn a_collection_that_is_interrupted_keeps_what_ended_and_speaks_of_no_checkpoint
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().starts_with("{\"collected\"")));
-    let signalled = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
-    assert!(signalled.unwrap().success());
+    signal(child.id(), "INT");
     // Its end is not kept from it by a full pipe.
     lines.for_each(drop);
     let output = child.wait_with_output().unwrap();
@@ -140,15 +142,7 @@ fn a_collection_that_is_interrupted_keeps_what_ended_and_speaks_of_no_checkpoint
 #[test]
 fn solutions_of_the_environment_are_collected_without_an_engine() {
     let dir = tempfile::tempdir().unwrap();
-    let gold = recipe(
-        dir.path(),
-        1,
-        &[
-            ("algorithm.type", "\"sft\""),
-            ("data.type", "\"gold\""),
-            ("rollout.group_size", "1"),
-        ],
-    );
+    let gold = recipe(dir.path(), 1, &GOLD);
     let run = dir.path().join("gold");
     let last = last_line(&collect(&gold, &run, 30, &[]).output().unwrap());
     assert_eq!(last["collected"]["scored"], 30);
@@ -235,19 +229,11 @@ fn old_episodes_of_a_collection_go_and_it_goes_on_without_them() {
             _ => panic!("{key}: {more} {whole}"),
         }
     }
-    let runs = sinew()
-        .arg("runs")
-        .arg(dir.path())
-        .arg("--json")
-        .output()
+    let runs = json_lines(&run_ok(sinew().arg("runs").arg(dir.path()).arg("--json")));
+    let mut runs = runs.into_iter();
+    let listed = runs
+        .find(|l| l["run_dir"] == run.to_str().unwrap())
         .unwrap();
-    let text = String::from_utf8(runs.stdout).unwrap();
-    let line = |text: &str| serde_json::from_str::<Value>(text).unwrap();
-    let listed = text
-        .lines()
-        .map(line)
-        .find(|l| l["run_dir"] == run.to_str().unwrap());
-    let listed = listed.unwrap();
     assert_eq!(listed["state"], "ended", "{listed}");
     assert_eq!(listed["collection"]["stored"]["episodes"], 16, "{listed}");
 }
@@ -255,15 +241,7 @@ fn old_episodes_of_a_collection_go_and_it_goes_on_without_them() {
 #[test]
 fn equal_episodes_are_listed_and_exported_once() {
     let dir = tempfile::tempdir().unwrap();
-    let gold = recipe(
-        dir.path(),
-        1,
-        &[
-            ("algorithm.type", "\"sft\""),
-            ("data.type", "\"gold\""),
-            ("rollout.group_size", "1"),
-        ],
-    );
+    let gold = recipe(dir.path(), 1, &GOLD);
     // Solutions of a tiny world repeat themselves.
     let run = dir.path().join("gold");
     last_line(&collect(&gold, &run, 300, &[]).output().unwrap());
@@ -272,9 +250,7 @@ fn equal_episodes_are_listed_and_exported_once() {
         list.args(["episodes", "--json", "--limit", "10000"])
             .args(more)
             .arg(&run);
-        let listed = list.output().unwrap();
-        assert!(listed.status.success(), "{listed:?}");
-        String::from_utf8(listed.stdout).unwrap().lines().count()
+        run_ok(&mut list).lines().count()
     };
     let unique = rows(&["--unique"]);
     assert!(unique < rows(&[]) && unique > 1, "{unique}");

@@ -1,7 +1,7 @@
 //! Curricula of recipes, in real runs: turns that grow, pools, dials, progress; the same after a kill.
 
 use crate::resume::{done, end, killed_often, recipe, same};
-use crate::{json_file, json_lines, run_ok, sinew};
+use crate::{json_lines, run_ok, sinew, steps};
 use serde_json::Value;
 use std::path::Path;
 
@@ -13,10 +13,6 @@ fn listed(run: &Path, purpose: &str) -> Vec<Value> {
         .args(["--purpose", purpose, "--json", "--limit", "10000"]);
     let text = run_ok(&mut list);
     json_lines(&text)
-}
-
-fn steps(run: &Path) -> Vec<Value> {
-    json_file(run.join("metrics.jsonl"))
 }
 
 /// Most turns of the training episodes of a range of draws.

@@ -155,8 +155,7 @@ fn commands_use_the_episodes_of_a_run_where_they_are() {
     assert!(step["trained"].as_u64().unwrap() > 0, "{step}");
     let listed = get(&url, "/api/runs");
     assert_eq!(listed["runs"][0]["stored"], true, "{listed}");
-    viewing.kill().unwrap();
-    viewing.wait().unwrap();
+    viewing.kill();
     let dry = rows(&["gc", run, "--objects-older-than", "0s", "--dry-run"]);
     let gone = rows(&["gc", run, "--objects-older-than", "0s"]);
     assert!(gone[0]["episodes"].as_u64().unwrap() > 0, "{gone:?}");
@@ -311,8 +310,7 @@ fn secrets_are_in_no_file_of_a_run_and_in_no_message() {
         let page = get(&url, &format!("/api/runs/run/{page}")).to_string();
         assert!(!page.contains(SECRET), "{page}");
     }
-    viewing.kill().unwrap();
-    viewing.wait().unwrap();
+    viewing.kill();
     // A server that is gone is named without its password, too.
     drop(server);
     let (done, said) = secretly(sinew().arg("episodes").arg(&run));

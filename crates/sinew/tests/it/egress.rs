@@ -1,11 +1,11 @@
 //! `sinew serve --sandbox-only` with network access: from code inside to servers outside, and no further.
 
+use crate::queue::until;
 use crate::{Running, json_lines, sinew};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 pub(crate) struct Api {
@@ -26,18 +26,11 @@ impl Api {
                 "--json",
             ])
             .args(more);
-        command
-            .env("SINEW_TEST_KEY", "sk-0123456789abcdef")
-            .stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let said: Value = serde_json::from_str(&line).unwrap();
+        command.env("SINEW_TEST_KEY", "sk-0123456789abcdef");
+        let (child, said) = until(&mut command, |_| true);
         let text = |key: &str| said[key].as_str().unwrap().to_string();
         Self {
-            _child: Running(child),
+            _child: child,
             address: text("listening"),
             token: text("token"),
         }

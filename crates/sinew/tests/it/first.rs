@@ -1,6 +1,7 @@
 //! The smallest projects (`examples/first/`), whose lines docs/compare.md counts: each trains a tiny model.
 
-use crate::{Running, json_file, last_line, root, run_ok, sinew};
+use crate::resume::done;
+use crate::{Running, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,17 +22,12 @@ pub(crate) fn tiny(dir: &Path, case: &str, steps: u32) -> PathBuf {
 }
 
 fn trained(dir: &Path, case: &str, steps: u32, more: &[&str]) -> Value {
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(tiny(dir, case, steps))
-        .args(["--json", "--run-dir"]);
-    last_line(&command.arg(dir.join(case)).args(more).output().unwrap())
+    done(&tiny(dir, case, steps), &dir.join(case), more)
 }
 
 /// The mean reward of the first and of the last five steps.
 pub(crate) fn rises(dir: &Path, case: &str) {
-    let steps = json_file(dir.join(case).join("metrics.jsonl")).into_iter();
+    let steps = crate::steps(&dir.join(case)).into_iter();
     let rewards: Vec<f64> = steps
         .map(|s| s["rollout"]["reward"].as_f64().unwrap())
         .collect();
@@ -105,14 +101,8 @@ fn a_service_of_the_openai_sdk_trains() {
         .env("PYTHONPATH", "python/src")
         .arg("examples/first/service/service.py");
     let (_running, model) = service(python, &recipe);
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(&recipe)
-        .args(["--json", "--run-dir"])
-        .arg(dir.path().join("service"));
-    command.args(["--serve", &format!("127.0.0.1:{model}")]);
-    last_line(&command.output().unwrap());
+    let serve = ["--serve", &format!("127.0.0.1:{model}")];
+    done(&recipe, &dir.path().join("service"), &serve);
     rises(dir.path(), "service");
 }
 

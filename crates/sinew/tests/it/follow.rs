@@ -1,11 +1,10 @@
 //! Weights between processes: a run publishes, a server follows, and either is killed or stopped.
 
-use crate::resume::{recipe, train};
-use crate::serve::{Serving, post, serving};
-use crate::{last_line, sinew};
+use crate::resume::{done, recipe, start};
+use crate::serve::{Serving, post, serving, signal};
+use crate::sinew;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 /// A server of `model`, and of the weights in `follow`.
 fn server(model: &Path, follow: Option<&Path>) -> Serving {
@@ -53,14 +52,6 @@ fn answers(server: &Serving, rollout: &str) -> (Vec<Value>, Vec<u64>) {
     (said.collect(), versions.collect())
 }
 
-fn signal(name: &str, server: &Serving) {
-    let sent = Command::new("kill")
-        .arg(name)
-        .arg(server.pid().to_string())
-        .status();
-    assert!(sent.unwrap().success());
-}
-
 #[test]
 fn a_server_follows_a_run_through_kills_and_holds_nothing_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -70,11 +61,7 @@ fn a_server_follows_a_run_through_kills_and_holds_nothing_up() {
         .unwrap();
     let published = memory.path().join("weights");
     let first = dir.path().join("first");
-    last_line(
-        &train(&recipe(dir.path(), 1, &[]), &first, &[])
-            .output()
-            .unwrap(),
-    );
+    done(&recipe(dir.path(), 1, &[]), &first, &[]);
     let mut followed = server(&first, Some(&published));
     let (_, versions) = answers(&followed, "before");
     assert!(versions.iter().all(|v| *v == 0), "{versions:?}");
@@ -82,25 +69,20 @@ fn a_server_follows_a_run_through_kills_and_holds_nothing_up() {
     let text = format!("{:?}", published.display().to_string());
     let learns = recipe(dir.path(), 12, &[("engine.weights_dir", &text)]);
     let run = dir.path().join("run");
-    let mut child = train(&learns, &run, &[])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = start(&learns, &run, &[]);
     next(&mut followed);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     // A version that was published whole is still served.
     answers(&followed, "orphaned");
 
     // A server that is stopped, and one that is dead, delay nothing.
     let mut stopped = server(&first, Some(&published));
     next(&mut stopped);
-    signal("-STOP", &stopped);
-    let last = last_line(&train(&learns, &run, &["--resume"]).output().unwrap());
+    signal(stopped.pid(), "STOP");
+    let last = done(&learns, &run, &["--resume"]);
     assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
     assert_eq!(last["samples"]["lost"], 0, "{last}");
-    signal("-CONT", &stopped);
+    signal(stopped.pid(), "CONT");
     let trained = server(&run, None);
     let (expected, _) = answers(&trained, "expected");
     for server in [&mut followed, &mut stopped] {

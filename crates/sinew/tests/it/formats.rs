@@ -1,12 +1,12 @@
 //! Output formats from the recipe to the gradient: tokens sampled under one are trained under it.
 
-use crate::{json_lines, last_line, sinew, small_tiny};
+use crate::resume::done;
+use crate::{sinew, small_tiny, with_changes};
 use std::path::{Path, PathBuf};
 
 fn recipe(dir: &Path, format: &str) -> PathBuf {
-    let mut text = small_tiny();
     let format = format!("[rollout.format]\n{format}\n\n[algorithm]");
-    for (typed, replaced) in [
+    let changes = [
         ("steps = 60", "steps = 3"),
         ("episodes_per_task = 16", "episodes_per_task = 1"),
         (
@@ -14,12 +14,9 @@ fn recipe(dir: &Path, format: &str) -> PathBuf {
             "type = \"grpo\"\nkl = { coefficient = 0.01 }",
         ),
         ("[algorithm]", format.as_str()),
-    ] {
-        assert!(text.contains(typed), "{typed}");
-        text = text.replacen(typed, replaced, 1);
-    }
+    ];
     let path = dir.join("recipe.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, with_changes(small_tiny(), &changes)).unwrap();
     path
 }
 
@@ -31,14 +28,8 @@ fn what_is_sampled_under_a_format_is_trained_under_it() {
         r#"grammar = { type = "choice", texts = ["l", "r"] }"#,
     );
     let run = dir.path().join("run");
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(&recipe)
-        .args(["--json", "--run-dir"]);
-    last_line(&command.arg(&run).output().unwrap());
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = json_lines(&metrics);
+    done(&recipe, &run, &[]);
+    let steps = crate::steps(&run);
     assert_eq!(steps.len(), 3);
     for step in &steps {
         let formats = &step["formats"];

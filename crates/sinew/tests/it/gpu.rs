@@ -1,7 +1,7 @@
 //! `sinew check` for GPUs that are stated or reported by a driver, and `sinew setup torch` with stand-ins for
 //! `uv` and Python: nothing is downloaded.
 
-use crate::{failure, json_lines, run_ok, sinew, small_tiny};
+use crate::{failure, json_lines, run_ok, sinew, small_tiny, with_changes};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,18 +18,15 @@ fn recipe(dir: &Path, more: &str) -> PathBuf {
 /// The same with a model of seven billion weights.
 fn large(dir: &Path, more: &str) -> PathBuf {
     let path = recipe(dir, more);
-    let mut text = std::fs::read_to_string(&path).unwrap();
-    for (small, large) in [
+    let text = std::fs::read_to_string(&path).unwrap();
+    let changes = [
         ("d_model = 64", "d_model = 4096"),
         ("layers = 2", "layers = 36"),
         ("heads = 4", "heads = 32"),
         ("kv_heads = 2", "kv_heads = 8"),
         ("d_ff = 128", "d_ff = 12288"),
-    ] {
-        assert!(text.contains(small), "{small}");
-        text = text.replacen(small, large, 1);
-    }
-    std::fs::write(&path, text).unwrap();
+    ];
+    std::fs::write(&path, with_changes(text, &changes)).unwrap();
     path
 }
 

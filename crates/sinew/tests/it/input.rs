@@ -1,15 +1,15 @@
 //! Wrong input: an exit code of 2 (of `sinew check` 1, or 3 if something outside is missing), a text that
 //! names what is wrong, and nothing left behind.
 
-use crate::{json_lines, last_line, sinew};
+use crate::resume::done;
+use crate::{json_lines, last_line, newest_checkpoint, sinew, with_changes};
 use std::path::Path;
 use std::process::{Command, Output};
 
 fn tiny(dir: &Path, typed: &str, replaced: &str) -> String {
-    let text = crate::small_tiny();
-    assert!(text.contains(typed), "{typed}");
+    let text = with_changes(crate::small_tiny(), &[(typed, replaced)]);
     let path = dir.join("recipe.toml");
-    std::fs::write(&path, text.replacen(typed, replaced, 1)).unwrap();
+    std::fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
@@ -290,9 +290,7 @@ fn three_steps(dir: &Path) -> String {
 
 /// Trains a recipe in a folder; the last line of it.
 fn trained(recipe: &str, run: &Path) -> serde_json::Value {
-    let mut train = sinew();
-    train.args(["train", recipe, "--json", "--run-dir"]);
-    last_line(&train.arg(run).output().unwrap())
+    done(Path::new(recipe), run, &[])
 }
 
 #[test]
@@ -311,9 +309,7 @@ fn gc_leaves_what_a_resumed_run_needs() {
     assert_eq!(again["episodes"], 0, "{again}");
     let text = std::fs::read_to_string(&recipe).unwrap();
     std::fs::write(&recipe, text.replace("steps = 3", "steps = 4")).unwrap();
-    let mut more = sinew();
-    more.args(["train", &recipe, "--json", "--resume", "--run-dir"]);
-    let after = last_line(&more.arg(&run).output().unwrap());
+    let after = done(Path::new(&recipe), &run, &["--resume"]);
     assert_eq!(after["eval"]["before"], first["eval"]["before"], "{after}");
     assert_eq!(after["samples"]["trained_twice"], 0, "{after}");
     assert_eq!(after["samples"]["lost"], 0, "{after}");
@@ -348,11 +344,7 @@ fn a_run_that_is_looked_into_says_what_is_not_there() {
     assert_eq!(listed.lines().count(), 3, "{listed}");
 
     // The newest checkpoint is damaged: the one before it is written, which is reported.
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let weights = run
-        .join("checkpoints")
-        .join(latest.trim())
-        .join("model.safetensors");
+    let weights = newest_checkpoint(&run).join("model.safetensors");
     std::fs::write(&weights, b"short").unwrap();
     let told = sinew().arg("export").arg(&run).arg(&out).output().unwrap();
     let (stdout, stderr) = (

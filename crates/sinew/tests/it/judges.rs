@@ -1,9 +1,9 @@
 //! Judges: a model that learns from one, a spent budget, and early refusals.
 
-use crate::{Running, failure, json_file, last_line, sinew};
+use crate::{Running, failure, json_file, last_line, request, sinew, steps, with_changes};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write as _};
+use std::io::{BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -33,17 +33,7 @@ fn small(output: &str) -> usize {
 }
 
 fn verdict(mut stream: TcpStream, call: usize) {
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let (mut length, mut line) = (0, String::new());
-    while reader.read_line(&mut line).unwrap_or(0) > 2 {
-        let lower = line.to_lowercase();
-        if let Some(value) = lower.strip_prefix("content-length:") {
-            length = value.trim().parse().unwrap();
-        }
-        line.clear();
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).unwrap();
+    let (_, body) = request(&stream).unwrap();
     let body: Value = serde_json::from_slice(&body).unwrap();
     let asked = body["messages"][1]["content"].as_str().unwrap();
     let (id, data) = asked
@@ -125,9 +115,7 @@ fn a_model_learns_from_a_judge() {
     let last = last_line(&output);
     let success = |at: &str| last["eval"][at]["success"].as_f64().unwrap();
     assert!(success("before") < 0.7 && success("after") > 0.9, "{last}");
-    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
-    for step in steps.lines() {
-        let step: Value = serde_json::from_str(step).unwrap();
+    for step in steps(&dir.path().join("run")) {
         let metrics = &step["rollout"]["metrics"];
         assert!(metrics["reward/judge.letters"].is_f64(), "{step}");
         assert!(metrics["reward/judge.letters/item_1"].is_f64(), "{step}");
@@ -170,7 +158,7 @@ fn a_model_learns_from_comparisons() {
     );
     let args = ["train", "own.toml", "--json", "--run-dir", "run"];
     last_line(&run(dir.path(), &args));
-    let steps = json_file(dir.path().join("run/metrics.jsonl"));
+    let steps = steps(&dir.path().join("run"));
     let metric = |step: &Value, name: &str| step["rollout"]["metrics"][name].as_f64().unwrap();
     for step in &steps {
         assert_eq!(step["rollout"]["unscored"], 0, "{step}");
@@ -202,9 +190,7 @@ fn the_first_weights_judge_and_what_they_do_not_say_is_unscored() {
     };
     // Masks give its verdicts the right form, whatever it finds.
     last_line(&judged("mode = \"scale\"\ntemperature = 1.0", "each"));
-    let steps = std::fs::read_to_string(dir.path().join("each/metrics.jsonl")).unwrap();
-    for step in steps.lines() {
-        let step: Value = serde_json::from_str(step).unwrap();
+    for step in steps(&dir.path().join("each")) {
         assert_eq!(step["rollout"]["unscored"], 0, "{step}");
         assert!(step["rollout"]["metrics"]["reward/judge.letters"].is_f64());
     }
@@ -216,10 +202,9 @@ fn the_first_weights_judge_and_what_they_do_not_say_is_unscored() {
         errors.contains("48 of 48 episodes: unscored") && errors.contains(cause),
         "{errors}"
     );
-    let steps = std::fs::read_to_string(dir.path().join("cut/metrics.jsonl")).unwrap();
-    assert_eq!(steps.lines().count(), 2);
-    for step in steps.lines() {
-        let step: Value = serde_json::from_str(step).unwrap();
+    let steps = steps(&dir.path().join("cut"));
+    assert_eq!(steps.len(), 2);
+    for step in steps {
         assert_eq!(step["dropped"][format!("unscored: {cause}")], 48, "{step}");
         assert_eq!(step["trained_tokens"], 0, "{step}");
     }
@@ -365,12 +350,8 @@ fn write_model(dir: &Path, is_reward: bool) {
 /// Replaces parts of the recipe.
 fn edit(dir: &Path, changes: &[(&str, &str)]) {
     let path = dir.join("own.toml");
-    let mut text = std::fs::read_to_string(&path).unwrap();
-    for (from, to) in changes {
-        assert!(text.contains(from), "{from}");
-        text = text.replacen(from, to, 1);
-    }
-    std::fs::write(path, text).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(path, with_changes(text, changes)).unwrap();
 }
 
 #[test]
@@ -400,10 +381,9 @@ fn models_in_this_process_judge_and_score() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
-    assert_eq!(steps.lines().count(), 2);
-    for step in steps.lines() {
-        let step: Value = serde_json::from_str(step).unwrap();
+    let steps = steps(&dir.path().join("run"));
+    assert_eq!(steps.len(), 2);
+    for step in steps {
         let metrics = &step["rollout"]["metrics"];
         // Masks give every verdict the right form, whatever the model.
         assert_eq!(step["rollout"]["unscored"], 0, "{step}");

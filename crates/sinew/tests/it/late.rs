@@ -2,14 +2,13 @@
 //! of the run, and rollouts of agents that run already.
 
 use crate::live::{self, Run};
-use crate::resume::{recipe, train};
-use crate::{failure, json_lines, last_line, sinew};
+use crate::resume::{done, recipe, train};
+use crate::{failure, json_lines, last_line, sinew, wait_until};
 use serde_json::{Value, json};
 use sinew_store::{EpisodeSummary, Filter, StoreReader};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
-use std::time::{Duration, Instant};
 
 /// A recipe whose rewards a person gives, in a mode.
 fn by_person(dir: &Path, steps: u32, mode: &str, late: &str) -> PathBuf {
@@ -83,15 +82,6 @@ fn start(recipe: &Path, run: &Path, more: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits for something that must come.
-fn until(mut there: impl FnMut() -> bool, what: &str) {
-    let begun = Instant::now();
-    while !there() {
-        assert!(begun.elapsed() < Duration::from_secs(240), "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 fn lines(run: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
     text.lines()
@@ -116,7 +106,7 @@ fn imported_after_the_batch_left(mode: &str) {
     let recipe = by_person(dir.path(), 5, mode, late);
     // Nothing is scored: twice four groups are run, then all of them wait.
     let mut child = start(&recipe, &run, &[]);
-    until(|| unscored(&run).len() == 64, "eight groups wait");
+    wait_until("eight groups wait", || unscored(&run).len() == 64);
     assert!(lines(&run).is_empty(), "a missing reward is not 0");
     // Half of them get their rewards, into the inbox of the run, which is killed when it has taken them.
     let half = |e: &EpisodeSummary| e.draw.is_multiple_of(2);
@@ -130,19 +120,19 @@ fn imported_after_the_batch_left(mode: &str) {
         let scored = |e: &&EpisodeSummary| !reader.scores(&e.episode).unwrap().is_empty();
         waiting.iter().filter(scored).count() == given
     };
-    until(taken, "the run takes the scores");
-    until(|| !lines(&run).is_empty(), "the first step is done");
+    wait_until("the run takes the scores", taken);
+    wait_until("the first step is done", || !lines(&run).is_empty());
     child.kill().unwrap();
     child.wait().unwrap();
     // The other half comes while nothing runs, and then whatever is new as soon as it is there.
     assert!(give(&run, |e| !half(e)) >= 32);
     let mut child = start(&recipe, &run, &["--resume"]);
-    until(|| sinew_runs::in_use(&run), "the run begins");
+    wait_until("the run begins", || sinew_runs::in_use(&run));
     let over = || {
         give(&run, |_| true);
         child.try_wait().unwrap().is_some()
     };
-    until(over, "the run ends");
+    wait_until("the run ends", over);
     let last = last_line(&child.wait_with_output().unwrap());
     let samples = &last["samples"];
     assert_eq!(
@@ -345,8 +335,6 @@ fn verdicts_about_a_live_agent_are_trained_when_they_come() {
     }
     run.steps(2);
     let address = run.address.clone();
-    run.child.kill().unwrap();
-    run.child.wait().unwrap();
     drop(run);
     let row = |id: &String| json!({"episode": id, "name": "thumbs", "value": thumbs(id)});
     let rows: String = later.iter().map(|id| format!("{}\n", row(id))).collect();
@@ -421,7 +409,7 @@ fn stored_episodes_are_scored_again_and_what_was_trained_stays() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     let recipe = recipe(dir.path(), 2, &[]);
-    last_line(&train(&recipe, &run, &[]).output().unwrap());
+    done(&recipe, &run, &[]);
     let reader = || StoreReader::open(&run.join("store")).unwrap();
     let before = reader().trained_batches().unwrap();
     let rescore = |more: &[&str]| {

@@ -1,7 +1,9 @@
 //! `sinew train --serve`: agents that run already, and services that a recipe drives.
 
+use crate::agents;
 use crate::first::free_port;
-use crate::{Running, failure, json_file, last_line, root, sinew};
+use crate::resume::train;
+use crate::{Running, failure, last_line, root, sinew, steps, with_changes};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,12 +26,7 @@ pub(crate) struct Run {
 impl Run {
     /// Starts `sinew train` and reads its lines until the address for agents.
     pub(crate) fn start(recipe: &Path, dir: &Path, at: &str, more: &[&str]) -> Self {
-        let mut child = sinew()
-            .arg("train")
-            .arg(recipe)
-            .args(["--json", "--serve", at, "--run-dir"])
-            .arg(dir)
-            .args(more)
+        let mut child = train(recipe, dir, &[&["--serve", at], more].concat())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -98,7 +95,7 @@ pub(crate) fn send(
 
 /// Mean rewards of the first and of the last steps of a run.
 fn rise(dir: &Path) -> (f64, f64) {
-    let steps = json_file(dir.join("metrics.jsonl"));
+    let steps = steps(dir);
     let reward = |s: &Value| s["rollout"]["reward"].as_f64().unwrap();
     let mean = |s: &[Value]| s.iter().map(reward).sum::<f64>() / s.len() as f64;
     (mean(&steps[..3]), mean(&steps[steps.len() - 5..]))
@@ -112,13 +109,7 @@ fn rises(dir: &Path, last: &Value, by: f64) {
 }
 
 fn python(script: &str) -> Command {
-    let python = root().join(".cache/venv/bin/python3");
-    assert!(
-        python.exists(),
-        "{} is missing: run scripts/setup.sh",
-        python.display()
-    );
-    let mut command = Command::new(python);
+    let mut command = Command::new(crate::python3());
     command
         .arg(root().join(script))
         .current_dir(root())
@@ -173,13 +164,9 @@ fn service(port: u16, model_port: u16) -> Running {
 /// A copy of the recipe of services with the port of one, and with some of its text replaced.
 fn service_recipe(dir: &Path, port: u16, changes: &[(&str, &str)]) -> PathBuf {
     let text = std::fs::read_to_string(root().join("recipes/agent-service.toml")).unwrap();
-    let mut text = text.replace(":9000/", &format!(":{port}/"));
-    for (from, to) in changes {
-        assert!(text.contains(from), "the recipe has no {from}");
-        text = text.replace(from, to);
-    }
+    let text = text.replace(":9000/", &format!(":{port}/"));
     let path = dir.join("service.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, with_changes(text, changes)).unwrap();
     path
 }
 
@@ -477,21 +464,14 @@ pub(crate) fn rollout(
     Some(id.to_owned())
 }
 
-fn letters(text: &str) -> Option<f64> {
+pub(crate) fn letters(text: &str) -> Option<f64> {
     let small = text.chars().filter(char::is_ascii_lowercase).count();
     Some(small as f64 / text.chars().count().max(1) as f64)
 }
 
 /// A copy of the live recipe with some of its text replaced.
 pub(crate) fn recipe(dir: &Path, changes: &[(&str, &str)]) -> PathBuf {
-    let mut text = std::fs::read_to_string(root().join("recipes/agent-live.toml")).unwrap();
-    for (from, to) in changes {
-        assert!(text.contains(from), "the recipe has no {from}");
-        text = text.replace(from, to);
-    }
-    let path = dir.join("recipe.toml");
-    std::fs::write(&path, text).unwrap();
-    path
+    agents::recipe(dir, "agent-live.toml", changes)
 }
 
 const SMALL: [(&str, &str); 3] = [
@@ -511,8 +491,6 @@ fn a_kill_loses_no_live_rollout_and_trains_none_twice() {
     let (address, token) = (run.address.clone(), run.token.clone());
     let agents = Agents::start(&address, &token, 8, letters);
     run.steps(6);
-    run.child.kill().unwrap();
-    run.child.wait().unwrap();
     drop(run);
     let run = Run::start(&recipe, &run_dir, &address, &["--resume"]);
     assert_eq!(run.token, token, "agents keep their token");

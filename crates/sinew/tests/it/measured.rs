@@ -1,8 +1,8 @@
 //! Recipes that are measured with servers that return only text, and runs on a terminal that does not answer.
 
-use crate::{failure, sinew, small_tiny};
+use crate::{failure, request, sinew, small_tiny};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,20 +24,7 @@ fn server() -> String {
 }
 
 fn answer(mut stream: TcpStream) -> Option<()> {
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
-    let (mut head, mut length) = (String::new(), 0);
-    loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line).ok()? <= 2 {
-            break;
-        }
-        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
-            length = value.trim().parse().ok()?;
-        }
-        head += &line;
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
+    let (head, _) = request(&stream)?;
     let (kind, text) = if head.starts_with("GET") {
         (
             "application/json",

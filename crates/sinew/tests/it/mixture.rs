@@ -1,6 +1,6 @@
 //! Several environments in one run: shares of the draws, and results of each.
 
-use crate::{failure, json_file, json_lines, last_line, sinew};
+use crate::{failure, json_lines, last_line, sinew, steps};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -39,10 +39,6 @@ fn train(dir: &Path, run: &str) -> std::process::Output {
         .current_dir(dir)
         .args(["train", "mix.toml", "--json", "--run-dir", run]);
     command.output().unwrap()
-}
-
-fn steps(run: &Path) -> Vec<Value> {
-    json_file(run.join("metrics.jsonl"))
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Runs in which generation and training overlap: their training, and their state after kills.
 
-use crate::resume::{done, end, killed_often, recipe, same, train};
+use crate::resume::{done, end, killed_often, recipe, same, start};
+use crate::serve::signal;
 use serde_json::Value;
 use sinew_rollout::SavedEpisode;
 use sinew_store::StoreReader;
 use sinew_types::{EpisodeId, TokenKind, Trace};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const CORRECTION: (&str, &str) = (
@@ -125,11 +125,7 @@ fn killed_in_flight(recipe: &Path, run: &Path) -> Vec<SavedEpisode> {
     let mut kept: Vec<SavedEpisode> = Vec::new();
     for session in 0..12 {
         let resume: &[&str] = if session > 0 { &["--resume"] } else { &[] };
-        let mut child = train(recipe, run, resume)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = start(recipe, run, resume);
         let newer = std::fs::metadata(&file).and_then(|m| m.modified()).ok();
         let begun = Instant::now();
         // The file is written anew at each checkpoint, or the run ends before.
@@ -139,8 +135,7 @@ fn killed_in_flight(recipe: &Path, run: &Path) -> Vec<SavedEpisode> {
             assert!(begun.elapsed() < Duration::from_secs(240));
             std::thread::sleep(Duration::from_millis(2));
         }
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill();
         let text = std::fs::read_to_string(&file).unwrap_or_default();
         let saved = text.lines().skip(1);
         let saved = saved.map(|line| serde_json::from_str(line).unwrap());
@@ -225,20 +220,14 @@ fn a_sync_run_that_is_asked_to_stop_goes_on_within_its_episodes() {
     let last = done(&recipe, &whole, &[]);
     assert!(last["not_begun"].as_u64().unwrap() > 0, "{last}");
     let stopped = dir.path().join("stopped");
-    let mut child = train(&recipe, &stopped, &[])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = start(&recipe, &stopped, &[]);
     let begun = Instant::now();
     let metrics = stopped.join("metrics.jsonl");
     while std::fs::metadata(&metrics).map_or(0, |m| m.len()) == 0 {
         assert!(begun.elapsed() < Duration::from_secs(240));
         std::thread::sleep(Duration::from_millis(2));
     }
-    let id = child.id().to_string();
-    let sent = Command::new("kill").args(["-s", "INT", &id]).status();
-    assert!(sent.unwrap().success());
+    signal(child.id(), "INT");
     child.wait().unwrap();
     let again = done(&recipe, &stopped, &["--resume"]);
     assert_eq!(again["resumed"]["restarted"], 0, "{again}");

@@ -1,6 +1,6 @@
 //! Users' tasks and rewards: a file of rows, a reward by name, a model that learns from them.
 
-use crate::{failure, json_file, json_lines, last_line, root, run_ok, sinew};
+use crate::{failure, json_lines, last_line, root, run_ok, sinew, steps};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -63,9 +63,7 @@ fn a_model_learns_from_rows_and_a_reward_by_name() {
         "{report}"
     );
     // Every reward is measured in every step, that of weight 0 as well.
-    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
-    for step in steps.lines() {
-        let step: Value = serde_json::from_str(step).unwrap();
+    for step in steps(&dir.path().join("run")) {
         let metrics = &step["rollout"]["metrics"];
         assert!(
             metrics["reward/exact"].is_f64() && metrics["reward/regex"].is_f64(),
@@ -105,7 +103,7 @@ fn a_function_in_python_scores_and_a_missing_score_is_never_0() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let steps = json_file(dir.path().join("run/metrics.jsonl"));
+    let steps = steps(&dir.path().join("run"));
     let unscored: u64 = steps
         .iter()
         .map(|s| s["rollout"]["unscored"].as_u64().unwrap())
@@ -166,7 +164,7 @@ fn groups_are_ranked_and_compared_when_all_members_have_ended() {
     let output = command.output().unwrap();
     let last = last_line(&output);
     assert_eq!(last["samples"]["lost"], 0, "{last}");
-    let steps = json_file(dir.path().join("run/metrics.jsonl"));
+    let steps = steps(&dir.path().join("run"));
     let mut unscored = 0;
     for step in &steps {
         let rollout = &step["rollout"];

@@ -1,9 +1,10 @@
 //! The data pool end to end: outside systems push into a real server, a real run trains on it.
 
 use crate::live::send;
-use crate::{Running, failure, json_lines, last_line, root, sinew};
+use crate::queue::until;
+use crate::resume::{done, train};
+use crate::{Running, failure, last_line, root, sinew, steps};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -22,7 +23,8 @@ fn token(dir: &Path) -> PathBuf {
 }
 
 fn serve(dir: &Path) -> Serving {
-    let mut child = sinew()
+    let mut command = sinew();
+    command
         .args([
             "serve",
             "--engine",
@@ -40,25 +42,16 @@ fn serve(dir: &Path) -> Serving {
         .arg("--store")
         .arg(dir.join("store"))
         .arg("--control-token-file")
-        .arg(token(dir))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    out.read_line(&mut line).unwrap();
-    let told: Value = serde_json::from_str(&line).unwrap();
+        .arg(token(dir));
+    let (child, told) = until(&mut command, |_| true);
     Serving {
-        child: Running(child),
+        child,
         url: told["url"].as_str().unwrap().to_owned(),
     }
 }
 
 fn python(served: &Serving, program: &str, args: &[&str]) -> String {
-    let python = root().join(".cache/venv/bin/python3");
-    let shown = python.display();
-    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
-    let done = Command::new(python)
+    let done = Command::new(crate::python3())
         .arg(root().join("python/tests").join(program))
         .args(args)
         .env("PYTHONPATH", root().join("python/src"))
@@ -107,23 +100,16 @@ fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
     let mut before = serve(dir.path());
     let said = python(&before, "against_pool.py", &["320"]);
     assert_eq!(said.trim(), "ok 2560");
-    before.child.kill().unwrap();
-    before.child.wait().unwrap();
+    before.child.kill();
     let served = serve(dir.path());
     let status = json_of(&pool(&served, dir.path(), &["status"]));
     assert_eq!(status["trajectories"]["ready"], 2560, "{status}");
     assert_eq!(status["groups"]["whole"], 320);
     let (recipe, run) = (recipe(dir.path(), &served.url), dir.path().join("run"));
-    let train = |more: &[&str]| {
-        let mut command = sinew();
-        command
-            .arg("train")
-            .arg(&recipe)
-            .args(["--json", "--run-dir"]);
-        command.arg(&run).args(more);
-        command
-    };
-    let mut child = train(&[]).stdout(Stdio::null()).spawn().unwrap();
+    let mut child = train(&recipe, &run, &[])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let begun = Instant::now();
     while !run.join("checkpoints/LATEST").exists() && begun.elapsed() < Duration::from_secs(120) {
         assert!(
@@ -134,7 +120,7 @@ fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    let result = last_line(&train(&["--resume"]).output().unwrap());
+    let result = done(&recipe, &run, &["--resume"]);
     let samples = &result["samples"];
     let count = |name: &str| samples[name].as_u64().unwrap();
     assert_eq!((count("trained_twice"), count("lost")), (0, 0), "{result}");
@@ -152,8 +138,7 @@ fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
     let success = |when: &str| result["eval"][when]["success"].as_f64().unwrap();
     assert!(success("after") > success("before") + 0.15, "{result}");
     // Other weights sampled them, and the loss was corrected for that.
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = json_lines(&metrics).into_iter();
+    let steps = steps(&run).into_iter();
     let corrected = |s: &Value| s["metrics"]["correction_mean"].as_f64();
     let corrections: Vec<f64> = steps.filter_map(|s| corrected(&s)).collect();
     let off_policy = |c: &&f64| **c > 0.0 && (**c - 1.0).abs() > 0.05;
@@ -175,14 +160,11 @@ fn groups_of_a_run_that_was_killed_before_it_stored_them_are_given_out_again() {
     // A step of eight groups waits for the other five.
     let text = text.replace("wait_s = 1\n", "wait_s = 600\n");
     std::fs::write(&recipe, text.replace("steps = 40", "steps = 1")).unwrap();
-    let train = |more: &[&str]| {
-        let mut command = sinew();
-        command.arg("train").arg(&recipe);
-        command.args(["--json", "--run-dir"]).arg(&run).args(more);
-        command
-    };
     let counts = || json_of(&pool(&served, dir.path(), &["status"]))["trajectories"].clone();
-    let mut child = train(&[]).stdout(Stdio::null()).spawn().unwrap();
+    let mut child = train(&recipe, &run, &[])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let begun = Instant::now();
     // The file is there a moment before its line.
     let noted = || std::fs::metadata(run.join("pool.jsonl")).is_ok_and(|file| file.len() > 0);
@@ -196,7 +178,7 @@ fn groups_of_a_run_that_was_killed_before_it_stored_them_are_given_out_again() {
     let held = counts();
     assert_eq!((&held["leased"], &held["ready"]), (&json!(24), &json!(0)));
     python(&served, "against_pool.py", &["5", "then"]);
-    let result = last_line(&train(&["--resume"]).output().unwrap());
+    let result = done(&recipe, &run, &["--resume"]);
     let samples = &result["samples"];
     let count = |name: &str| samples[name].as_u64().unwrap();
     assert_eq!((count("trained_twice"), count("lost")), (0, 0), "{result}");
@@ -210,14 +192,7 @@ fn a_group_that_an_algorithm_cannot_use_does_not_end_its_run() {
     let dir = tempfile::tempdir().unwrap();
     let served = serve(dir.path());
     let (recipe, run) = (recipe(dir.path(), &served.url), dir.path().join("run"));
-    let train = |more: &[&str]| {
-        let mut command = sinew();
-        command
-            .arg("train")
-            .arg(&recipe)
-            .args(["--json", "--run-dir"]);
-        command.arg(&run).args(more).output().unwrap()
-    };
+    let train = |more: &[&str]| train(&recipe, &run, more).output().unwrap();
     let status = |dir: &Path| json_of(&pool(&served, dir, &["status"]));
     // The page of the pool pushes this: a group of one, which nothing can be compared with.
     let alone = serde_json::json!({
@@ -283,17 +258,11 @@ fn a_loss_that_bounds_the_ratio_trains_on_a_pool_without_a_correction() {
     let bounded = bounded.replace("learning_rate = 3e-3", "learning_rate = 0.0003");
     std::fs::write(&path, bounded).unwrap();
     let run = dir.path().join("run");
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(&path)
-        .args(["--json", "--run-dir"]);
-    let result = last_line(&command.arg(&run).output().unwrap());
+    let result = done(&path, &run, &[]);
     let count = |name: &str| result["samples"][name].as_u64().unwrap();
     assert_eq!(count("trained") + count("dropped"), 256, "{result}");
     assert!(count("trained") > 0, "{result}");
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let steps = json_lines(&metrics).into_iter();
+    let steps = steps(&run).into_iter();
     let ratios: Vec<f64> = steps
         .filter_map(|s| s["metrics"]["ratio_max"].as_f64())
         .collect();
@@ -406,18 +375,11 @@ fn adaptive_tasks_follow_what_is_learned_and_a_resumed_run_draws_the_same() {
                 text.replace("steps = 60", &format!("steps = {steps}")),
             )
             .unwrap();
-            let mut command = sinew();
-            command
-                .arg("train")
-                .arg(&recipe)
-                .args(["--json", "--run-dir"])
-                .arg(&run);
-            command.args(if n > 0 { &["--resume"][..] } else { &[] });
-            last_line(&command.output().unwrap());
+            let resume: &[&str] = if n > 0 { &["--resume"] } else { &[] };
+            done(&recipe, &run, resume);
         }
-        let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-        let step = |l: &str| serde_json::from_str::<Value>(l).unwrap()["task_shares"].clone();
-        metrics.lines().map(step).collect()
+        let shares = |step: &Value| step["task_shares"].clone();
+        steps(&run).iter().map(shares).collect()
     };
     let whole = shares("whole", &["4"]);
     let sum: f64 = whole[3]

@@ -1,41 +1,15 @@
 //! The queue of episodes end to end: real processes that fill it, score it and train from it, all of them
 //! killed during the test.
 
-use crate::{failure, json_lines, last_line, root, run_ok, sinew};
+use crate::resume::{done, train};
+use crate::{Running, failure, json_lines, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 const TOKEN: &str = "token-of-the-queue-tests";
-
-/// A process that is killed when the test is over.
-pub(crate) struct Running(Child);
-
-impl Running {
-    pub(crate) fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    /// Asks it to end, as a host does that is taken away, and waits until it has; whether it ended well.
-    pub(crate) fn terminate(&mut self) -> bool {
-        let asked = Command::new("kill")
-            .args(["-TERM", &self.0.id().to_string()])
-            .status();
-        assert!(asked.unwrap().success());
-        self.0.wait().unwrap().success()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // One that has ended already is as good.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A queue that is served at an address which stays over restarts.
 pub(crate) struct Served {
@@ -191,20 +165,11 @@ fn what_is_collected_and_scored_apart_is_trained_once_whoever_is_killed() {
     scored(&mut served, &recipe);
     // Trained by a run that is killed, over a server that is killed.
     let run = dir.path().join("run");
-    let train = |more: &[&str]| {
-        let mut command = sinew();
-        command
-            .arg("train")
-            .arg(&recipe)
-            .args(["--json", "--run-dir"]);
-        command.arg(&run).args(more);
-        command
-    };
     let stepped = |v: &Value| v["step"]["step"].as_u64().is_some_and(|n| n >= 4);
-    let (mut trainer, _) = until(&mut train(&[]), stepped);
+    let (mut trainer, _) = until(&mut train(&recipe, &run, &[]), stepped);
     trainer.kill();
     served.restart();
-    let result = last_line(&train(&["--resume"]).output().unwrap());
+    let result = done(&recipe, &run, &["--resume"]);
     let samples = &result["samples"];
     let of = |name: &str| samples[name].as_u64().unwrap();
     assert_eq!((of("trained_twice"), of("lost")), (0, 0), "{result}");
@@ -270,14 +235,9 @@ fn fail_and_revive(served: &Served, recipe: &Path) {
     // A step of a run leaves its consumer behind.
     let text = std::fs::read_to_string(recipe).unwrap();
     std::fs::write(recipe, text.replace("steps = 24", "steps = 1")).unwrap();
-    let mut train = sinew();
-    train.arg("train").arg(recipe).args(["--json", "--run-dir"]);
-    last_line(&train.arg(served.dir.join("run")).output().unwrap());
-    let left: Vec<Value> = served
-        .ask("rows", &["--state", "ready", "--consumer", "trainer"])
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    done(recipe, &served.dir.join("run"), &[]);
+    let left = served.ask("rows", &["--state", "ready", "--consumer", "trainer"]);
+    let left = json_lines(&left);
     assert_eq!(left.len(), 7);
     let key = left[0]["key"].as_str().unwrap();
     let trainer = ["--consumer", "trainer"];

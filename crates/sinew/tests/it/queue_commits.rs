@@ -1,12 +1,13 @@
 //! A trainer of a queue that dies between the commit of an update and the ack of its rows.
 
 use crate::queue::Served;
+use crate::resume::{done, train};
 use crate::{last_line, sinew};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -71,17 +72,6 @@ fn pass(mut client: TcpStream, mut server: TcpStream, holds: &AtomicBool, held: 
             return;
         }
     }
-}
-
-/// A run of the recipe in a folder.
-fn train(recipe: &Path, run: &Path, more: &[&str]) -> Command {
-    let mut command = sinew();
-    command
-        .arg("train")
-        .arg(recipe)
-        .args(["--json", "--run-dir"]);
-    command.arg(run).args(more);
-    command
 }
 
 /// Rows whose lease is not over tomorrow, however long this test takes.
@@ -150,16 +140,12 @@ fn a_crash_between_commit_and_ack_neither_loses_rows_nor_gives_them_to_another_t
     assert_eq!(rows.sum::<usize>(), 64, "{leases:?}");
     assert_eq!(served.count("trainer", "acked"), 0);
     // Another trainer of the same name gets only the others.
-    let other = last_line(
-        &train(&recipe, &dir.path().join("other"), &[])
-            .output()
-            .unwrap(),
-    );
+    let other = done(&recipe, &dir.path().join("other"), &[]);
     let (trained, dropped) = settled(&other);
     assert_eq!(trained + dropped, ROWS - 64, "{other}");
     assert_eq!(held_for_a_day(&served), 64);
     between.holds.store(false, Ordering::SeqCst);
-    let last = last_line(&train(&first, &run, &["--resume"]).output().unwrap());
+    let last = done(&first, &run, &["--resume"]);
     let (trained, dropped) = settled(&last);
     assert_eq!(trained + dropped, 64, "{last}");
     assert_eq!(commits(&run).len(), 1);

@@ -1,7 +1,7 @@
 //! Rollouts of a plain OpenAI client at `sinew serve --queue`, trained by a run that reads the queue.
 
 use crate::queue::Served;
-use crate::{last_line, root, run_ok, sinew};
+use crate::{last_line, python3, run_ok, sinew, steps};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -61,11 +61,9 @@ fn train(dir: &Path, name: &str, (model, data, steps): (&str, &str, u32)) -> Val
         .replace("STEPS", &steps.to_string());
     let recipe = dir.join(format!("{name}.toml"));
     std::fs::write(&recipe, text).unwrap();
-    let mut command = sinew();
+    let mut command = crate::resume::train(&recipe, &dir.join(name), &[]);
     // The paths of a recipe are relative to the current folder.
-    command.current_dir(dir).arg("train").arg(&recipe);
-    command.args(["--json", "--run-dir"]);
-    last_line(&command.arg(dir.join(name)).output().unwrap())
+    last_line(&command.current_dir(dir).output().unwrap())
 }
 
 #[test]
@@ -90,10 +88,7 @@ fn rollouts_of_a_plain_openai_client_are_queued_and_trained() {
         ["--queue-source", "app"],
     ];
     let served = crate::serve::serving(&options.concat());
-    let python = root().join(".cache/venv/bin/python3");
-    let shown = python.display();
-    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
-    let mut agent = Command::new(python);
+    let mut agent = Command::new(python3());
     agent.args(["-c", AGENT, &format!("http://{}", served.address)]);
     run_ok(agent.arg(&served.token).stderr(Stdio::inherit()));
     // Every rollout that was finished is in the queue: the server is not needed any more.
@@ -113,8 +108,7 @@ fn rollouts_of_a_plain_openai_client_are_queued_and_trained() {
     );
     assert_eq!(queue.count("trainer", "acked"), 16);
     // The first step trains what its own weights sampled: the log-probabilities are the same to the bit.
-    let metrics = std::fs::read_to_string(dir.path().join("trained/metrics.jsonl")).unwrap();
-    let first: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+    let first = &steps(&dir.path().join("trained"))[0];
     assert_eq!(first["logprob_gap_max"], 0.0, "{first}");
     assert_eq!(first["rows"], 8, "{first}");
     let mut list = sinew();

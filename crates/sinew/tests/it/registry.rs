@@ -2,6 +2,7 @@
 
 use crate::Running;
 use crate::images::{MAKE, sinew};
+use crate::queue::until;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -180,17 +181,7 @@ fn served(folder: &Path, offered: &[&str], asked: &str) {
         "127.0.0.1:0",
         "--json",
     ]);
-    let mut child = serve
-        .args(offered)
-        .current_dir(folder)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let said: Value = serde_json::from_str(&line).unwrap();
+    let (mut child, said) = until(serve.args(offered).current_dir(folder), |_| true);
     let code = r#"
 import json, sys, urllib.request
 url, token, asked = sys.argv[1:]
@@ -210,8 +201,7 @@ print(post(f"/v1/sandboxes/{box}/exec", {"shell": "cat /etc/motd; echo $GREETING
             asked,
         ])
         .output();
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     let told = told.unwrap();
     let errors = String::from_utf8_lossy(&told.stderr).into_owned();
     assert_eq!(

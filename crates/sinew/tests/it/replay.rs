@@ -1,6 +1,6 @@
 //! Repeated episodes and steps, and episodes that continue from their middle.
 
-use crate::resume::{done, recipe};
+use crate::resume::{done, recipe, train};
 use crate::{json_lines, sinew};
 use serde_json::{Value, json};
 use std::fs;
@@ -134,9 +134,7 @@ fn a_world_that_changed_is_named_with_its_first_difference() {
     );
     fs::write(&recipe, text).unwrap();
     let run = dir.path().join("run");
-    let mut command = sinew();
-    command.arg("train").arg(&recipe).arg("--json");
-    let output = command.arg("--run-dir").arg(&run).output().unwrap();
+    let output = train(&recipe, &run, &[]).output().unwrap();
     // Equal rewards teach nothing, which the last line reports; only the episodes count here.
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("\"samples\""), "{text}");

@@ -1,6 +1,6 @@
 //! Runs that were killed, torn or made longer end like one that was not: to the bit.
 
-use crate::{json_file, last_line, sinew};
+use crate::{Running, json_file, last_line, newest_checkpoint, sinew};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,18 @@ pub(crate) fn train(recipe: &Path, run: &Path, more: &[&str]) -> Command {
     command
 }
 
+/// A run that begins now and prints nothing.
+pub(crate) fn start(recipe: &Path, run: &Path, more: &[&str]) -> Running {
+    let mut command = train(recipe, run, more);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    Running(command.spawn().unwrap())
+}
+
+/// The option that resumes a run, if this file of its folder is there.
+pub(crate) fn if_begun(file: &Path) -> &'static [&'static str] {
+    if file.exists() { &["--resume"] } else { &[] }
+}
+
 pub(crate) fn done(recipe: &Path, run: &Path, more: &[&str]) -> Value {
     last_line(&train(recipe, run, more).output().unwrap())
 }
@@ -47,9 +59,7 @@ pub(crate) fn done(recipe: &Path, run: &Path, more: &[&str]) -> Value {
 /// Expected end of a run: every file of the last checkpoint that training made, and the measurements. Wall
 /// times differ.
 pub(crate) fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let folder = run.join("checkpoints").join(latest.trim());
-    let mut files: Vec<(String, Vec<u8>)> = std::fs::read_dir(folder)
+    let mut files: Vec<(String, Vec<u8>)> = std::fs::read_dir(newest_checkpoint(run))
         .unwrap()
         .map(|e| e.unwrap().path())
         .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
@@ -86,23 +96,14 @@ pub(crate) fn same(
 pub(crate) fn killed_often(recipe: &Path, run: &Path, mut seed: u64) -> (Value, u32) {
     let mut kills = 0;
     loop {
-        let resume: &[&str] = if run.join("recipe.toml").exists() {
-            &["--resume"]
-        } else {
-            &[]
-        };
+        let resume = if_begun(&run.join("recipe.toml"));
         if kills >= 6 {
             return (done(recipe, run, resume), kills);
         }
-        let mut child = train(recipe, run, resume)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = start(recipe, run, resume);
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_millis(120 + (seed >> 33) % 500));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill();
         kills += 1;
     }
 }
@@ -221,8 +222,7 @@ fn a_torn_store_costs_the_run_nothing_but_time() {
     let run = dir.path().join("run");
     done(&short, &run, &[]);
     // The checkpoint of step 3 is removed: its episodes, and those of the steps after, are asked for again.
-    let newest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    assert_eq!(newest.trim(), "step-00000003");
+    assert!(newest_checkpoint(&run).ends_with("step-00000003"));
     let whole = dir.path().join("whole");
     let long = recipe(dir.path(), 5, &[]);
     let mut expected = end(&whole, &done(&long, &whole, &[]));

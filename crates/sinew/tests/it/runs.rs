@@ -1,6 +1,9 @@
 //! Runs with other models, adapters, a full disk and readers, and the files that they leave.
 
-use crate::{json_lines, last_line, root, run_ok, sinew};
+use crate::{
+    json_lines, last_line, last_object, newest_checkpoint, resume, root, run_ok, sinew, steps,
+    with_changes,
+};
 use serde_json::Value;
 use sinew_model::{Family, ModelConfig, Params, RopeScaling, SaveDtype, save_pretrained};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer};
@@ -9,19 +12,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn short_tiny(dir: &Path, more: &[(&str, &str)]) -> PathBuf {
-    let mut text = crate::small_tiny();
-    for (typed, replaced) in more {
-        assert!(text.contains(typed), "{typed}");
-        text = text.replace(typed, replaced);
-    }
     let path = dir.join("recipe.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, with_changes(crate::small_tiny(), more)).unwrap();
     path
-}
-
-fn latest(run: &Path) -> PathBuf {
-    let name = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    run.join("checkpoints").join(name.trim())
 }
 
 fn json(path: &Path) -> Value {
@@ -37,15 +30,11 @@ fn the_same_seed_trains_the_same_bits_whether_stopped_or_not() {
             let steps = format!("steps = {stop}");
             let every = ("checkpoint_every = 20", "checkpoint_every = 3");
             let recipe = short_tiny(dir.path(), &[("steps = 60", &steps), every]);
-            let mut command = sinew();
-            command
-                .arg("train")
-                .arg(&recipe)
-                .args(["--json", "--seed", seed]);
+            let mut command = resume::train(&recipe, &run, &["--seed", seed]);
             command.args((i > 0).then_some("--resume"));
-            last_line(&command.arg("--run-dir").arg(&run).output().unwrap());
+            last_line(&command.output().unwrap());
         }
-        std::fs::read(latest(&run).join("model.safetensors")).unwrap()
+        std::fs::read(newest_checkpoint(&run).join("model.safetensors")).unwrap()
     };
     let whole = weights("whole", "1", &[6]);
     assert!(whole == weights("again", "1", &[6]));
@@ -69,13 +58,9 @@ fn adapters_train_resume_and_are_exported_as_peft_reads_them() {
         ],
     );
     let run = dir.path().join("run");
-    let train = |more: &[&str]| {
-        let mut command = sinew();
-        command.arg("train").arg(&recipe).arg("--json").args(more);
-        last_line(&command.arg("--run-dir").arg(&run).output().unwrap())
-    };
+    let train = |more: &[&str]| resume::done(&recipe, &run, more);
     train(&[]);
-    let folder = latest(&run);
+    let folder = newest_checkpoint(&run);
     let config = json(&folder.join("adapter_config.json"));
     assert_eq!(
         (&config["peft_type"], &config["r"]),
@@ -95,12 +80,8 @@ fn adapters_train_resume_and_are_exported_as_peft_reads_them() {
     let hash = state["commit"]["config_hash"].as_str().unwrap();
     assert_eq!(hash.len(), 64);
     // B begins at 0, so that the first step measures no distance to the weights below; later ones do.
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let distance = |line: &str| {
-        let line: Value = serde_json::from_str(line).unwrap();
-        line["metrics"]["kl_reference"].as_f64().unwrap()
-    };
-    let distances: Vec<f64> = metrics.lines().map(distance).collect();
+    let distance = |step: &Value| step["metrics"]["kl_reference"].as_f64().unwrap();
+    let distances: Vec<f64> = steps(&run).iter().map(distance).collect();
     assert!(distances[0] < 1e-9, "{distances:?}");
     assert!(
         distances.iter().all(|&d| d.is_finite()) && distances[3] > 10.0 * distances[0],
@@ -115,7 +96,7 @@ fn adapters_train_resume_and_are_exported_as_peft_reads_them() {
     std::fs::write(&recipe, text.replace("steps = 4", "steps = 6")).unwrap();
     let result = train(&["--resume"]);
     assert_eq!(result["samples"]["trained_twice"], 0, "{result}");
-    assert_eq!(json(&latest(&run).join("state.json"))["step"], 6);
+    assert_eq!(json(&newest_checkpoint(&run).join("state.json"))["step"], 6);
 }
 
 /// `sinew export` writes all tensors of the model, none of the adapters, in the storage asked for, and
@@ -339,15 +320,11 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
         );
         std::fs::write(&recipe, text).unwrap();
         let run = dir.path().join(name);
-        let mut command = sinew();
-        command.arg("train").arg(&recipe).arg("--json");
-        let output = command.arg("--run-dir").arg(&run).output().unwrap();
+        let output = resume::train(&recipe, &run, &[]).output().unwrap();
         // A model that never solved a task has nothing to tell its episodes apart by.
         let errors = crate::failure(&output, 1);
         assert!(errors.contains("the run trained no token"), "{errors}");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let last = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-        (run, last)
+        (run, last_object(&output))
     };
     let (run, result) = train(&folder, "first");
     crate::view::copied(&run, &folder);
@@ -371,7 +348,7 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
     assert_eq!(whens.len(), 2, "{evals}");
     assert!(whens[1]["stats"]["greedy_success"].is_number(), "{evals}");
     // A checkpoint carries its tokenizer, so that it is a model folder itself.
-    train(&latest(&run), "second");
+    train(&newest_checkpoint(&run), "second");
 }
 
 fn sft(dir: &Path, name: &str, more: &str) -> Command {
@@ -383,22 +360,15 @@ fn sft(dir: &Path, name: &str, more: &str) -> Command {
     );
     let recipe = dir.join(format!("{name}.toml"));
     std::fs::write(&recipe, text).unwrap();
-    let mut command = sinew();
+    let mut command = resume::train(&recipe, &dir.join(name), &[]);
     // AMX rounds operands, so the order of sums can tip a rounding; this is not compared here.
     command.env("SINEW_CPU", sinew_tensor::KernelSet::detect_f32().name());
-    command.arg("train").arg(&recipe).arg("--json");
-    command.arg("--run-dir").arg(dir.join(name));
     command
 }
 
 fn column(run: &Path, name: &str) -> Vec<f64> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let value = |l: &str| {
-        serde_json::from_str::<Value>(l).unwrap()[name]
-            .as_f64()
-            .unwrap()
-    };
-    text.lines().map(value).collect()
+    let value = |step: &Value| step[name].as_f64().unwrap();
+    steps(run).iter().map(value).collect()
 }
 
 #[test]
@@ -480,10 +450,7 @@ fn a_worker_ends_when_its_run_is_killed() {
 fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (child, worker) = at_work(dir.path());
-    let killed = Command::new("kill")
-        .args(["-9", &worker.to_string()])
-        .status();
-    assert!(killed.unwrap().success());
+    crate::serve::signal(worker, "KILL");
     let output = child.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{errors}");

@@ -246,8 +246,7 @@ fn a_python_environment_stays_here_while_rewards_run_on_a_server() {
     let mut train = sinew();
     train.arg("train").arg(&recipe).arg("--run-dir").arg(&run);
     run_ok(train.env("SINEW_SANDBOX_TOKEN", &api.token));
-    let step = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let step: Value = serde_json::from_str(step.lines().next().unwrap()).unwrap();
+    let step = &crate::steps(&run)[0];
     assert_eq!(step["samples"]["unscored"]["count"], 0, "{step}");
     assert_eq!(step["rollout"]["reward"], 1.0, "{step}");
 }

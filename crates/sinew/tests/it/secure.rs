@@ -1,11 +1,12 @@
 //! TLS between processes of this program, and secrets that stay in their files.
 
+use crate::queue::until;
 use crate::{Running, failure, sinew};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const TOKEN: &str = "a-token-of-this-test-that-no-file-but-its-own-has";
 
@@ -20,14 +21,8 @@ struct Serving {
 impl Serving {
     fn start(command: &mut Command, log: &Path) -> Self {
         let errors = std::fs::File::create(log).unwrap();
-        command.stdout(Stdio::piped()).stderr(errors);
-        let mut child = command.spawn().unwrap();
-        let mut line = String::new();
-        let out = child.stdout.as_mut().unwrap();
-        BufReader::new(out).read_line(&mut line).unwrap();
-        let first = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        let (child, first) = until(command.stderr(errors), |_| true);
         let log = log.to_owned();
-        let child = Running(child);
         Self { child, first, log }
     }
 
@@ -37,8 +32,7 @@ impl Serving {
 
     /// Its standard error, after its end.
     fn errors(mut self) -> String {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.child.kill();
         std::fs::read_to_string(&self.log).unwrap()
     }
 }

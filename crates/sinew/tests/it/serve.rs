@@ -1,11 +1,11 @@
 //! `sinew serve` as a process: its refusals, its end, and the state after a kill.
 
+use crate::live::send;
 use crate::{Running, failure, sinew};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub(crate) struct Serving {
@@ -67,27 +67,11 @@ pub(crate) fn serving_by(mut command: Command, options: &[&str]) -> Serving {
 
 /// Status and body.
 pub(crate) fn post(address: &str, path: &str, key: &str, body: &Value) -> (u16, Value) {
-    send("POST", address, path, key, &body.to_string())
+    send("POST", address, path, key, &body.to_string()).unwrap()
 }
 
 pub(crate) fn get(address: &str, path: &str, key: &str) -> (u16, Value) {
-    send("GET", address, path, key, "")
-}
-
-fn send(method: &str, address: &str, path: &str, key: &str, body: &str) -> (u16, Value) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {key}\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    (status, serde_json::from_str(body).unwrap())
+    send("GET", address, path, key, "").unwrap()
 }
 
 #[test]
@@ -154,8 +138,7 @@ fn a_kill_loses_nothing_and_a_stop_is_clean() {
     let ask = json!({"model": "m", "messages": [user("hi")]});
     let (status, first) = post(&before.address, chat, &key, &ask);
     assert_eq!(status, 200, "{first}");
-    before.child.kill().unwrap();
-    before.child.wait().unwrap();
+    before.child.kill();
     let mut after = serve(dir.path());
     assert_eq!(after.open_rollouts, 1);
     let said = &first["choices"][0]["message"];
@@ -170,14 +153,7 @@ fn a_kill_loses_nothing_and_a_stop_is_clean() {
         "{finished}"
     );
     assert_eq!(finished["metrics"]["join_extend"], 1.0);
-    let id = after.child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-TERM", &id])
-            .status()
-            .unwrap()
-            .success()
-    );
+    signal(after.pid(), "TERM");
     let mut rest = String::new();
     after.out.read_to_string(&mut rest).unwrap();
     assert!(after.child.wait().unwrap().success());
@@ -206,8 +182,7 @@ fn answers_are_gone_on_from_by_their_id_after_kills() {
         let (status, told) = post(&serving.address, responses, &key, &ask);
         assert_eq!(status, 200, "{told}");
         previous = told["id"].clone();
-        serving.child.kill().unwrap();
-        serving.child.wait().unwrap();
+        serving.child.kill();
         serving = serve(dir.path());
         assert_eq!(serving.open_rollouts, 1);
     }
@@ -229,8 +204,8 @@ fn answers_are_gone_on_from_by_their_id_after_kills() {
 }
 
 /// Sends a signal.
-pub(crate) fn signal(child: &Child, name: &str) {
-    let id = child.id().to_string();
+pub(crate) fn signal(process: u32, name: &str) {
+    let id = process.to_string();
     let sent = Command::new("kill").args(["-s", name, &id]).status();
     assert!(sent.unwrap().success());
 }
@@ -255,7 +230,7 @@ fn a_stop_waits_for_calls_until_it_is_told_again() {
         assert!(Instant::now() < deadline, "it never runs");
         std::thread::sleep(Duration::from_millis(10));
     }
-    signal(&serving.child, "INT");
+    signal(serving.pid(), "INT");
     let mut line = String::new();
     serving.out.read_line(&mut line).unwrap();
     let told: Value = serde_json::from_str(&line).unwrap();
@@ -265,7 +240,7 @@ fn a_stop_waits_for_calls_until_it_is_told_again() {
         (status, &refused["error"]["code"]),
         (503, &json!("gateway_stopping"))
     );
-    signal(&serving.child, "INT");
+    signal(serving.pid(), "INT");
     let (status, cut) = call.join().unwrap();
     assert_eq!(
         (status, &cut["error"]["code"]),

@@ -1,6 +1,7 @@
 //! `sinew sim` as people use it: repeated seeds, and predictions of recorded runs.
 
-use crate::{last_line, root, run_ok, sinew, small_tiny};
+use crate::resume::done;
+use crate::{json_lines, root, run_ok, sinew, small_tiny};
 use serde_json::Value;
 use std::path::Path;
 
@@ -28,17 +29,9 @@ fn a_recorded_run_is_predicted() {
     let recipe = dir.path().join("recorded.toml");
     let text = small_tiny().replacen("steps = 60", "steps = 6", 1);
     std::fs::write(&recipe, text).unwrap();
-    let mut train = sinew();
-    train
-        .arg("train")
-        .arg(&recipe)
-        .args(["--json", "--run-dir"]);
-    last_line(&train.arg(&run).output().unwrap());
+    done(&recipe, &run, &[]);
     let told = run_ok(sinew().args(["sim", "--json", "--calibrate"]).arg(&run));
-    let lines: Vec<Value> = told
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let lines = json_lines(&told);
     let [one, all] = &lines[..] else {
         panic!("{told}");
     };

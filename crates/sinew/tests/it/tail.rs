@@ -1,10 +1,8 @@
 //! Steps whose longest episodes begin first, and steps that begin more groups than they train.
 
-use crate::json_file;
 use crate::overlap::{copy, count};
 use crate::resume::{done, end, killed_often, recipe, same};
-use serde_json::Value;
-use std::path::Path;
+use crate::steps;
 
 /// The order in which episodes begin, turns in pieces and drafts change nothing that is sampled or trained.
 #[test]
@@ -24,11 +22,6 @@ fn the_longest_first_in_pieces_is_the_same_run() {
     let run = dir.path().join("longest-first");
     let last = done(&recipe, &run, &[]);
     same("longest first", &plain, &end(&run, &last));
-}
-
-/// Lines of `metrics.jsonl`.
-fn steps(run: &Path) -> Vec<Value> {
-    json_file(run.join("metrics.jsonl"))
 }
 
 /// Killed at any instant, a run that stops groups loses nothing, counts what it stopped, and is repeated to

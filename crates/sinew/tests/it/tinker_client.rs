@@ -1,7 +1,7 @@
 //! Runs that train and sample at a Tinker service, which is this program, too: `sinew serve --tinker`.
 
 use crate::first::{free_port, rises, tiny};
-use crate::{failure, last_line, run_ok, sinew};
+use crate::{Running, failure, last_line, newest_checkpoint, run_ok, sinew};
 use serde_json::Value;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -34,7 +34,7 @@ struct Service {
     dir: PathBuf,
     model: PathBuf,
     port: u16,
-    child: Option<Child>,
+    child: Option<Running>,
 }
 
 impl Service {
@@ -78,7 +78,7 @@ impl Service {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
-        let mut child = command.spawn().unwrap();
+        let mut child = Running(command.spawn().unwrap());
         let end = Instant::now() + PATIENCE;
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             let ended = child.try_wait().unwrap();
@@ -91,10 +91,7 @@ impl Service {
 
     /// Ends the process as a power failure would.
     fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        drop(self.child.take());
     }
 
     fn log(&self) -> String {
@@ -129,12 +126,6 @@ impl Service {
         command.arg("train").arg(recipe).arg("--json").args(more);
         command.arg("--run-dir").arg(self.dir.join(run));
         command
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 
@@ -206,8 +197,7 @@ fn a_run_learns_at_a_service_and_both_sides_may_be_killed() {
     assert_eq!(steps(&run), all, "steps are there once, in order");
     rises(dir.path(), "tasks");
     // The checkpoint names the weights, and has none.
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let checkpoint = run.join("checkpoints").join(latest.trim());
+    let checkpoint = newest_checkpoint(&run);
     let state = std::fs::read_to_string(checkpoint.join("tinker.json")).unwrap();
     assert!(
         state.contains("tinker://") && state.contains(MODEL),

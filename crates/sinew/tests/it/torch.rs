@@ -1,11 +1,11 @@
 //! Runs whose trainer is PyTorch, in processes of their own.
 
-use crate::resume::{done, end, recipe, train};
-use crate::{json_file, last_line, root, run_ok, sinew};
+use crate::resume::{done, end, if_begun, recipe, train};
+use crate::{last_line, newest_checkpoint, root, run_ok, sinew, steps, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Python with PyTorch, which `make setup` installs.
 fn python() -> PathBuf {
@@ -25,10 +25,6 @@ fn torch_recipe(dir: &Path, steps: u32, more: &[(&str, &str)]) -> PathBuf {
         ("trainer.python", &python),
     ];
     recipe(dir, steps, &[&trainer[..], more].concat())
-}
-
-fn steps(run: &Path) -> Vec<Value> {
-    json_file(run.join("metrics.jsonl"))
 }
 
 /// Processes whose parent is `parent` and whose command line names the trainer.
@@ -61,12 +57,7 @@ fn left_over(run: &Path) -> Vec<u32> {
 
 /// The files of the last checkpoint's moments.
 fn optimizer(run: &Path) -> Vec<(String, Vec<u8>)> {
-    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
-    let folder = run
-        .join("checkpoints")
-        .join(latest.trim())
-        .join("optimizer");
-    let files = std::fs::read_dir(folder)
+    let files = std::fs::read_dir(newest_checkpoint(run).join("optimizer"))
         .unwrap()
         .map(|e| e.unwrap().path());
     let mut files: Vec<(String, Vec<u8>)> = files
@@ -79,14 +70,6 @@ fn optimizer(run: &Path) -> Vec<(String, Vec<u8>)> {
     assert_eq!(files.len(), 2, "each rank has its part");
     files.sort();
     files
-}
-
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(120);
-    while !holds() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn signal(process: u32, name: &str) {
@@ -105,12 +88,7 @@ fn killed_often(recipe: &Path, run: &Path, kills: u32, mut seed: u64) -> Value {
         (seed >> 33) % bound
     };
     let start = |run: &Path| -> Child {
-        let resume: &[&str] = if run.join("recipe.toml").exists() {
-            &["--resume"]
-        } else {
-            &[]
-        };
-        train(recipe, run, resume)
+        train(recipe, run, if_begun(&run.join("recipe.toml")))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()

@@ -1,11 +1,10 @@
 //! `--track`: trackers by their own clients, by a client that records, and by clients that fail.
 
 use crate::resume::{done, end, recipe, same, train};
-use crate::{failure, json_lines, root, run_ok, sinew};
+use crate::{failure, json_lines, root, run_ok, sinew, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// The interpreter with the clients.
 fn clients() -> PathBuf {
@@ -73,13 +72,7 @@ fn a_killed_run_is_one_run_of_its_tracker_when_it_is_resumed() {
         let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
         whole.map(|l| serde_json::from_str(l).unwrap()).collect()
     };
-    let wait_for = |key: &str| {
-        let begun = Instant::now();
-        while !lines().iter().any(|l| l.get(key).is_some()) {
-            assert!(begun.elapsed() < Duration::from_secs(120), "no {key}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
+    let wait_for = |key: &str| wait_until(key, || lines().iter().any(|l| l.get(key).is_some()));
     let mut child = fake(&recipe, &run, "wandb", &[])
         .env("RECORD", &record)
         .stdout(Stdio::null())

@@ -1,6 +1,6 @@
 //! Suspicious rewards, through the program: listed with their reasons, and left out of training.
 
-use crate::{json_lines, last_line, run_ok, sinew};
+use crate::{json_lines, last_line, run_ok, sinew, steps};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -91,10 +91,8 @@ fn suspicious_episodes_are_left_out_of_training_and_counted() {
     assert!(found > 0);
     assert_eq!(ended["samples"]["trained"], 48 - found, "{ended}");
     assert_eq!(ended["samples"]["lost"], 0, "{ended}");
-    let metrics = std::fs::read_to_string(dir.join("honest/metrics.jsonl")).unwrap();
     let (mut left_out, mut counted, mut first) = (0, 0, String::new());
-    for line in metrics.lines() {
-        let step: Value = serde_json::from_str(line).unwrap();
+    for step in steps(&dir.join("honest")) {
         let dropped = &step["dropped"]["suspicious: answer_in_prompt"];
         left_out += dropped.as_u64().unwrap_or(0);
         let status = &step["samples"]["suspicious"];

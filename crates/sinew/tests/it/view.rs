@@ -1,11 +1,11 @@
 //! The dashboard and the signals of a real run.
 
-use crate::{failure, sinew, train};
+use crate::queue::until;
+use crate::{Running, failure, sinew, train};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// Answer of an address with the token of a link.
 pub(crate) fn get(url: &str, path: &str) -> Value {
@@ -14,33 +14,16 @@ pub(crate) fn get(url: &str, path: &str) -> Value {
         .unwrap()
         .split_once("/?token=")
         .unwrap();
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
-    )
-    .unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200"), "{path}: {text}");
-    serde_json::from_str(body).unwrap()
+    let (status, answer) = crate::serve::get(address, path, token);
+    assert_eq!(status, 200, "{path}: {answer}");
+    answer
 }
 
 /// A dashboard over one run, and its address.
-pub(crate) fn view(run: &Path) -> (Child, String) {
+pub(crate) fn view(run: &Path) -> (Running, String) {
     let mut command = sinew();
-    let mut viewing = command
-        .args(["view", "--json"])
-        .arg(run)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(viewing.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let line: Value = serde_json::from_str(&line).unwrap();
+    command.args(["view", "--json"]).arg(run);
+    let (viewing, line) = until(&mut command, |_| true);
     assert_eq!(line["runs"], 1);
     (viewing, line["url"].as_str().unwrap().to_owned())
 }
@@ -90,8 +73,7 @@ fn trained_tokens_of_the_newest_steps_have_their_advantage_and_ratio() {
     trained.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (worst, best) = (trained[0], trained[trained.len() - 1]);
     assert!(worst.1 < best.1, "{trained:?}");
-    viewing.kill().unwrap();
-    viewing.wait().unwrap();
+    viewing.kill();
 }
 
 #[test]
@@ -209,8 +191,7 @@ pub(crate) fn copied(run: &Path, model: &Path) {
             .iter()
             .any(|p| p.as_str().unwrap().contains("im_start"))
     );
-    viewing.kill().unwrap();
-    viewing.wait().unwrap();
+    viewing.kill();
     std::fs::rename(away, model).unwrap();
 }
 

@@ -1,16 +1,16 @@
 //! Runs whose episodes workers run: real processes on this host, killed during the test.
 
 use crate::first::free_port;
-use crate::live;
+use crate::live::{self, letters};
 use crate::overlap::count;
-use crate::queue::{Running, until};
+use crate::queue::until;
 use crate::resume::{done, end, recipe};
-use crate::{failure, sinew};
+use crate::{Running, failure, sinew};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -18,18 +18,10 @@ use std::time::Duration;
 
 /// A run that listens for workers. It is killed when the test is over.
 pub(crate) struct Owner {
-    child: Child,
+    child: Running,
     pub(crate) url: String,
     run: PathBuf,
-    lines: Option<JoinHandle<Vec<Value>>>,
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        // One that has ended already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    lines: JoinHandle<Vec<Value>>,
 }
 
 impl Owner {
@@ -67,10 +59,10 @@ impl Owner {
                 .collect()
         };
         Self {
-            child,
+            child: Running(child),
             url,
             run: run.to_owned(),
-            lines: Some(std::thread::spawn(read)),
+            lines: std::thread::spawn(read),
         }
     }
 
@@ -111,14 +103,9 @@ impl Owner {
         token.trim().to_owned()
     }
 
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
     /// The last line of a run that ends well.
     pub(crate) fn end(mut self) -> Value {
-        let lines = self.lines.take().unwrap().join().unwrap();
+        let lines = self.lines.join().unwrap();
         assert!(self.child.wait().unwrap().success(), "{lines:?}");
         lines.last().unwrap().clone()
     }
@@ -168,7 +155,7 @@ fn an_owner_that_is_killed_continues_with_the_same_workers() {
     let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
     let at = owner.url.trim_start_matches("http://").to_owned();
     let _worker = owner.worker(&[], finished);
-    owner.kill();
+    drop(owner);
     let owner = Owner::start(&recipe, &run, &at, &["--resume"]);
     let last = owner.end();
     same_end("resumed", (&run, &last), (&whole, &single));
@@ -264,11 +251,6 @@ fn live_recipe(dir: &Path) -> PathBuf {
         ("[rollout]\n", "[rollout]\nplace = \"workers\"\n"),
     ];
     live::recipe(dir, &changes)
-}
-
-fn letters(text: &str) -> Option<f64> {
-    let small = text.chars().filter(char::is_ascii_lowercase).count();
-    Some(small as f64 / text.chars().count().max(1) as f64)
 }
 
 #[test]
