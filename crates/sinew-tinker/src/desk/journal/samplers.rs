@@ -59,7 +59,7 @@ impl Journal {
         &self,
         session: &SessionId,
     ) -> rusqlite::Result<Vec<SamplerRow>> {
-        let sql = "SELECT * FROM samplers WHERE session = ?1 ORDER BY created_ms, sampler";
+        let sql = "SELECT * FROM samplers WHERE session = ?1 ORDER BY created_ms, rowid";
         self.rows(sql, [session.as_str()], read)
     }
 

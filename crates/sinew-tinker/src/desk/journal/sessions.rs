@@ -54,7 +54,7 @@ impl Journal {
         self.row(sql, [session.as_str()], read)
     }
 
-    /// Sessions of a tenant, newest first, and their number.
+    /// Sessions of a tenant, newest first, and their number. Rows order those of one millisecond.
     pub(crate) fn sessions(
         &self,
         tenant: &str,
@@ -62,7 +62,7 @@ impl Journal {
     ) -> rusqlite::Result<(Vec<SessionRow>, u64)> {
         let rows = self.rows(
             "SELECT * FROM sessions WHERE tenant = ?1
-             ORDER BY created_ms DESC, session LIMIT ?2 OFFSET ?3",
+             ORDER BY created_ms DESC, rowid DESC LIMIT ?2 OFFSET ?3",
             params![tenant, int(page.limit), int(page.offset)],
             read,
         )?;
