@@ -110,7 +110,7 @@ pub struct SandboxFacts {
     pub host_lists: bool,
     /// Whether an agent program plays, which works in the place of its task and is scored there.
     pub program: bool,
-    /// The MCP servers that the player can use. `None` if nobody plays: then tasks run without servers.
+    /// MCP servers that the player can use. It is `None` without a player, and tasks run without servers.
     pub mcp: Option<McpFacts>,
 }
 

@@ -98,7 +98,7 @@ pub struct PlaceFacts {
     pub host_lists: bool,
     /// An agent program plays, which works in the container of its task.
     pub program: bool,
-    /// The MCP servers that the player can use. `None` if nobody plays: then tasks run without servers.
+    /// MCP servers that the player can use. It is `None` without a player, and tasks run without servers.
     pub mcp: Option<McpFacts>,
     /// Variables of the host that are passed.
     pub passed: PassedEnv,

@@ -6,7 +6,7 @@ use sinew_answer::{Turn, has_channels, is_thought_mark};
 use sinew_types::TokenId;
 
 /// Separates text and reasoning of a sampled turn. Reasoning has the notation of the model's template or the
-/// channels of gpt-oss; other tags stay in the text. A turn that is not finished has no answer of its own.
+/// channels of gpt-oss; other tags stay in the text. An unfinished turn has no answer.
 pub fn split_thoughts(renderer: &dyn Renderer, tokens: &[TokenId]) -> Turn {
     // Marks of thoughts may be control tokens, which plain decoding leaves out.
     let text = renderer.decode_keeping(tokens, is_thought_mark);

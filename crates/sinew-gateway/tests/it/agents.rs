@@ -1,6 +1,6 @@
 //! The programs of `examples/`, unmodified, each with its framework, against the gateway.
 
-use crate::support::{Opened, World, world_with};
+use crate::support::{Opened, World, client, python, world_with};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -27,13 +27,6 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn python() -> PathBuf {
-    let python = root().join(".cache/venv/bin/python3");
-    let shown = python.display();
-    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
-    python
-}
-
 fn world() -> World {
     world_with(mathematician, |config, fake| {
         // Each byte is a token here, and frameworks have long prompts.
@@ -47,18 +40,8 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn run(program: &str, rollout: &Opened, env: &[(&str, &str)]) -> Output {
-    let origin = rollout.base_url.trim_end_matches("/v1");
-    let key = rollout.key.trim_start_matches("Bearer ");
-    Command::new(python())
-        .arg(root().join("examples").join(program))
-        .env("OPENAI_BASE_URL", &rollout.base_url)
-        .env("OPENAI_API_KEY", key)
-        .env("ANTHROPIC_BASE_URL", origin)
-        .env("ANTHROPIC_API_KEY", key)
-        .env("GOOGLE_GEMINI_BASE_URL", origin)
-        .env("GEMINI_API_KEY", key)
+    client(&root().join("examples").join(program), rollout)
         .env("SINEW_TASK", "What is 17 * 23?")
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .envs(env.iter().copied())
         .output()
         .unwrap()

@@ -13,7 +13,7 @@ use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, GenerateRequest, TokenId};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -321,25 +321,35 @@ impl Opened {
     }
 }
 
-/// Runs a Python program of this folder as a client of a rollout; it must succeed.
-pub(crate) fn run_client(program: &str, rollout: &Opened) {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let python = here.join("../../.cache/venv/bin/python3");
+/// The Python of the tests, with the clients of all providers.
+pub(crate) fn python() -> PathBuf {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/venv/bin/python3");
     let shown = python.display();
     assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
+    python
+}
+
+/// A Python program that finds a rollout at the variables of each provider's clients.
+pub(crate) fn client(program: &Path, rollout: &Opened) -> Command {
     let origin = rollout.base_url.trim_end_matches("/v1");
     let key = rollout.key.trim_start_matches("Bearer ");
-    let done = Command::new(&python)
-        .arg(here.join("tests/it").join(program))
+    let mut command = Command::new(python());
+    command
+        .arg(program)
         .env("OPENAI_BASE_URL", &rollout.base_url)
         .env("OPENAI_API_KEY", key)
         .env("ANTHROPIC_BASE_URL", origin)
         .env("ANTHROPIC_API_KEY", key)
         .env("GOOGLE_GEMINI_BASE_URL", origin)
         .env("GEMINI_API_KEY", key)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .output()
-        .unwrap();
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+/// Runs a Python program of this folder as a client of a rollout; it must succeed.
+pub(crate) fn run_client(program: &str, rollout: &Opened) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
+    let done = client(&folder.join(program), rollout).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let output = format!("{}\n{}", text(&done.stdout), text(&done.stderr));
     assert!(done.status.success(), "{output}");
