@@ -67,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
+    # Connections that wait to be accepted: a batch sends more at once than the default of 5.
+    ThreadingHTTPServer.request_queue_size = 128
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     print(f"http://127.0.0.1:{server.server_port}/score", flush=True)
     server.serve_forever()

@@ -30,13 +30,15 @@ class Gateway:
         self.lock = threading.Lock()
         #: Rewards are refused; opening takes so long.
         self.refuses, self.opens_s = False, 0.0
+        #: Requests to open a rollout, answered or not.
+        self.opening = 0
         self.server: http.server.ThreadingHTTPServer | None = None
         self.port = 0
         self.listen()
 
     def listen(self) -> None:
         handler = type("Handler", (_Handler,), {"gateway": self})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        server = _Server(("127.0.0.1", self.port), handler)
         self.server, self.port = server, server.server_address[1]
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -63,6 +65,8 @@ class Gateway:
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         parts = path.strip("/").split("/")
         if parts == ["rollouts"]:
+            with self.lock:
+                self.opening += 1
             time.sleep(self.opens_s)
         with self.lock:
             if parts == ["rollouts"]:
@@ -90,6 +94,12 @@ class Gateway:
 
 def error(code: str, message: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message}}
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    #: Connections that wait to be accepted. More than the default of 5 come at once here, and the kernel resets those
+    #: beyond it.
+    request_queue_size = 128
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -224,10 +234,11 @@ def what_is_cancelled_leaves_no_rollout_open() -> None:
         time.sleep(5)
         return 1.0
 
-    async def cancelled(client: Client, agent: Any, gateway: Gateway, opened: int) -> None:
+    async def cancelled(client: Client, agent: Any, gateway: Gateway) -> None:
         working = asyncio.create_task(agent.train(client, ["a"], concurrency=4))
-        while len(gateway.rollouts) < opened:
+        while gateway.opening < 4:
             await asyncio.sleep(0.01)
+        # With `opens_s` the rollouts are still being opened then, else their agents run.
         await asyncio.sleep(0.1)
         working.cancel()
         try:
@@ -236,26 +247,28 @@ def what_is_cancelled_leaves_no_rollout_open() -> None:
             return
         raise AssertionError("it was not cancelled")
 
-    for agent, opens_s, opened in ((hangs, 0.0, 4), (hangs, 0.4, 0), (blocks, 0.0, 4)):
+    for agent, opens_s in ((hangs, 0.0), (hangs, 0.4), (blocks, 0.0)):
         with Gateway() as gateway, gateway.client() as client:
             gateway.opens_s = opens_s
-            asyncio.run(cancelled(client, agent, gateway, opened))
+            asyncio.run(cancelled(client, agent, gateway))
             assert gateway.ends() == ["failed"] * 4, gateway.ends()
 
-    async def inside(client: Client) -> None:
+    async def inside(client: Client, gateway: Gateway) -> None:
         async def use() -> None:
             async with client.arollout(task="t"):
                 await asyncio.sleep(600)
 
         using = asyncio.create_task(use())
-        await asyncio.sleep(0.2)
+        while gateway.opening < 1:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         using.cancel()
         await asyncio.wait({using})
 
     for opens_s in (0.0, 0.5):
         with Gateway() as gateway, gateway.client() as client:
             gateway.opens_s = opens_s
-            asyncio.run(inside(client))
+            asyncio.run(inside(client, gateway))
             assert gateway.ends() == ["failed"], gateway.ends()
 
 

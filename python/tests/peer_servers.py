@@ -88,6 +88,8 @@ class Peers(BaseHTTPRequestHandler):
         return {}
 
 
+# Connections that wait to be accepted: episodes open more at once than the default of 5.
+ThreadingHTTPServer.request_queue_size = 128
 server = ThreadingHTTPServer(("127.0.0.1", 0), Peers)
 print(f"listens on http://127.0.0.1:{server.server_port}", flush=True)
 server.serve_forever()
