@@ -464,6 +464,11 @@ fn worlds_are_environments_of_gymnasium() {
 }
 
 #[test]
+fn threads_that_score_ifeval_at_once_agree_with_one() {
+    script("ifeval", "bridge_ifeval.py", &[]);
+}
+
+#[test]
 fn worlds_are_a_taskset_of_verifiers_and_tasksets_are_environments() {
     script("verifiers", "bridge_verifiers.py", &[]);
     let dir = tempfile::tempdir().unwrap();

@@ -26,8 +26,10 @@ class IfEval(Env):
             unused = types.ModuleType("datasets")
             unused.load_dataset = None
             sys.modules["datasets"] = unused
-        # Else the same text may be of another language each time.
+        # Else the same text may be of another language each time. The profiles of languages are loaded here: the first
+        # call loads them too, and calls of other threads would not wait for it.
         package("langdetect", INSTALL).DetectorFactory.seed = 0
+        package("langdetect.detector_factory", INSTALL).init_factory()
         split = package("punkt", INSTALL).sent_tokenize
         sentences = package("nltk.tokenize", INSTALL)
         sentences.sent_tokenize = lambda text, language="english": split(text)
