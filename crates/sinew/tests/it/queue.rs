@@ -67,10 +67,15 @@ impl Served {
 
     /// Rows in a state for a consumer.
     pub(crate) fn count(&self, consumer: &str, state: &str) -> u64 {
+        self.sum(consumer, &[state])
+    }
+
+    /// Rows in one of some states for a consumer, all at the same time.
+    fn sum(&self, consumer: &str, states: &[&str]) -> u64 {
         let stats = self.stats();
         let all = stats["consumers"].as_array().unwrap();
         let of = all.iter().find(|c| c["name"] == consumer);
-        of.map_or(0, |c| c[state].as_u64().unwrap())
+        of.map_or(0, |c| states.iter().map(|s| c[s].as_u64().unwrap()).sum())
     }
 
     /// The recipe with this queue, shortened.
@@ -174,7 +179,7 @@ fn what_is_collected_and_scored_apart_is_trained_once_whoever_is_killed() {
     let of = |name: &str| samples[name].as_u64().unwrap();
     assert_eq!((of("trained_twice"), of("lost")), (0, 0), "{result}");
     // Rows that a kill left leased come back when the lease ends, and are not lost either.
-    let open = served.count("trainer", "leased") + served.count("trainer", "ready");
+    let open = served.sum("trainer", &["leased", "ready"]);
     assert_eq!(of("trained") + of("dropped") + open, EPISODES, "{result}");
     assert!(of("trained") > 0, "{result}");
     let success = |when: &str| result["eval"][when]["success"].as_f64().unwrap();
