@@ -1,6 +1,8 @@
 //! Strangers at every listener: connections that never end their request take no file that the process needs,
 //! and no place of a client with the key.
 
+use crate::first::free_address;
+use crate::serve::signal;
 use crate::{Running, root, sinew, small_tiny};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -195,9 +197,7 @@ fn half_requests_do_not_end_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = dir.path().join("seen.toml");
     std::fs::write(&recipe, small_tiny().replace("steps = 60", "steps = 30")).unwrap();
-    let metrics = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let metrics_at = metrics.local_addr().unwrap().to_string();
-    drop(metrics);
+    let metrics_at = free_address();
     let signals = dir.path().join("signals.toml");
     std::fs::write(
         &signals,

@@ -1,6 +1,7 @@
 //! The queue of episodes end to end: real processes that fill it, score it and train from it, all of them
 //! killed during the test.
 
+use crate::first::free_address;
 use crate::resume::{done, train};
 use crate::{Running, failure, json_lines, last_line, root, run_ok, sinew};
 use serde_json::Value;
@@ -23,7 +24,7 @@ impl Served {
         std::fs::write(dir.join("token"), TOKEN).unwrap();
         let mut served = Self {
             dir: dir.to_owned(),
-            at: "127.0.0.1:0".into(),
+            at: free_address(),
             server: None,
         };
         served.serve();
@@ -39,9 +40,7 @@ impl Served {
         command.args(["queue", "serve", "--json", "--listen", &self.at]);
         command.arg("--store").arg(self.dir.join("store"));
         command.arg("--token-file").arg(self.token());
-        let (running, first) = until(&mut command, |_| true);
-        self.at = first["url"].as_str().unwrap()["http://".len()..].to_owned();
-        self.server = Some(running);
+        self.server = Some(until(&mut command, |_| true).0);
     }
 
     fn restart(&mut self) {

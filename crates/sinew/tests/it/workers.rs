@@ -1,6 +1,6 @@
 //! Runs whose episodes workers run: real processes on this host, killed during the test.
 
-use crate::first::free_port;
+use crate::first::free_address;
 use crate::live::{self, letters};
 use crate::overlap::count;
 use crate::queue::until;
@@ -152,8 +152,8 @@ fn an_owner_that_is_killed_continues_with_the_same_workers() {
     let whole = dir.path().join("whole");
     let single = done(&recipe, &whole, &[]);
     let run = dir.path().join("run");
-    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
-    let at = owner.url.trim_start_matches("http://").to_owned();
+    let at = free_address();
+    let owner = Owner::start(&recipe, &run, &at, &[]);
     let _worker = owner.worker(&[], finished);
     drop(owner);
     let owner = Owner::start(&recipe, &run, &at, &["--resume"]);
@@ -258,7 +258,7 @@ fn agents_that_open_rollouts_at_workers_are_trained() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     let owner = Owner::start(&live_recipe(dir.path()), &run, "127.0.0.1:0", &[]);
-    let places = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+    let places = [free_address(), free_address()];
     let serve = |place: &String| owner.worker(&["--serve", place], joined);
     let _workers: Vec<Running> = places.iter().map(serve).collect();
     let stop = Arc::<AtomicBool>::default();
