@@ -5,6 +5,7 @@ use crate::resume::{done, end, recipe, same, train};
 use crate::serve::signal;
 use crate::{failure, json_lines, last_object, newest_checkpoint, root, sinew};
 use serde_json::Value;
+use sinew_store::{Filter, StoreReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -253,8 +254,15 @@ fn a_run_is_interrupted_in_the_middle_of_a_training_step() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    // A look by the program takes as long as a part of the step.
+    let filter = Filter {
+        purpose: Some("train".into()),
+        limit: EPISODES,
+        ..Filter::default()
+    };
     wait(&mut child, "the episodes of the step", || {
-        stored(&run).len() == EPISODES
+        let reader = StoreReader::open(&run.join("store"));
+        reader.is_ok_and(|r| r.list(&filter).unwrap().episodes.len() == EPISODES)
     });
     signal(child.id(), "INT");
     let errors = failure(&child.wait_with_output().unwrap(), 130);

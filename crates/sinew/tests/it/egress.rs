@@ -1,7 +1,7 @@
 //! `sinew serve --sandbox-only` with network access: from code inside to servers outside, and no further.
 
 use crate::queue::until;
-use crate::{Running, json_lines, sinew};
+use crate::{Running, json_lines, sinew, wait_until};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -62,7 +62,7 @@ impl Api {
     fn python(&self, id: &str, code: &str) -> String {
         let result = self.post(
             &format!("/v1/sandboxes/{id}/exec"),
-            &json!({ "python": code, "timeout_s": 20 }),
+            &json!({ "python": code, "timeout_s": 120 }),
         );
         result["stdout"]
             .as_str()
@@ -117,7 +117,7 @@ const FETCH: &str = "
 import urllib.request, urllib.error
 def fetch(url):
     try:
-        return urllib.request.urlopen(url, timeout=10).read().decode()
+        return urllib.request.urlopen(url, timeout=60).read().decode()
     except urllib.error.HTTPError as e:
         return f'{e.code} {e.read().decode().strip()}'
     except Exception as e:
@@ -164,7 +164,11 @@ for kind in [(socket.AF_INET, socket.SOCK_DGRAM), (socket.AF_INET, socket.SOCK_R
         "{out}"
     );
     assert_eq!(seen.lock().unwrap().len(), 1);
-    let log = std::fs::read_to_string(audit.join("default.e1.jsonl")).unwrap();
+    // A line is written after the last byte of its answer.
+    let log = || std::fs::read_to_string(audit.join("default.e1.jsonl")).unwrap();
+    let whole = |log: String| log.ends_with('\n') && log.lines().count() >= 6;
+    wait_until("six decisions", || whole(log()));
+    let log = log();
     let decisions = json_lines(&log);
     assert_eq!(decisions.len(), 6, "{log}");
     assert_eq!(decisions[0]["decision"], "allowed");

@@ -3,8 +3,10 @@
 use crate::resume::done;
 use crate::{Running, last_line, root, run_ok, sinew};
 use serde_json::Value;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The recipe of a case with a model from scratch in the place of SmolLM2, which learns in seconds.
 pub(crate) fn tiny(dir: &Path, case: &str, steps: u32) -> PathBuf {
@@ -65,10 +67,24 @@ fn the_environment_with_two_tools_passes_its_checks() {
     assert!(told.contains("search") && told.contains("add"), "{told}");
 }
 
-/// A free port of this host, so that two programs can get each other's address before they listen.
+/// A free port of this host, so that two programs can get each other's address before they listen. It is below
+/// the ports that the system gives out by itself, so that nothing else gets it until then.
 pub(crate) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        // Tests that run at once are threads, or processes of different numbers.
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let place = std::process::id().wrapping_mul(16).wrapping_add(next);
+        let port = 10_000 + u16::try_from(place % 22_000).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// An address with such a port, at which a program can be started again after its end.
+pub(crate) fn free_address() -> String {
+    format!("127.0.0.1:{}", free_port())
 }
 
 /// Starts `python SCRIPT` at a port, with the model at another; the recipe asks it there.

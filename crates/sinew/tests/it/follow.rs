@@ -70,14 +70,14 @@ fn a_server_follows_a_run_through_kills_and_holds_nothing_up() {
     let learns = recipe(dir.path(), 12, &[("engine.weights_dir", &text)]);
     let run = dir.path().join("run");
     let mut child = start(&learns, &run, &[]);
-    next(&mut followed);
+    let (before_kill, _) = next(&mut followed);
     child.kill();
     // A version that was published whole is still served.
     answers(&followed, "orphaned");
 
     // A server that is stopped, and one that is dead, delay nothing.
     let mut stopped = server(&first, Some(&published));
-    next(&mut stopped);
+    let (orphaned, _) = next(&mut stopped);
     signal(stopped.pid(), "STOP");
     let last = done(&learns, &run, &["--resume"]);
     assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
@@ -85,8 +85,10 @@ fn a_server_follows_a_run_through_kills_and_holds_nothing_up() {
     signal(stopped.pid(), "CONT");
     let trained = server(&run, None);
     let (expected, _) = answers(&trained, "expected");
-    for server in [&mut followed, &mut stopped] {
-        while next(server).0 != 12 {}
+    for (server, mut at) in [(&mut followed, before_kill), (&mut stopped, orphaned)] {
+        while at != 12 {
+            at = next(server).0;
+        }
         let (said, versions) = answers(server, "after");
         assert_eq!(said, expected);
         assert!(

@@ -2,26 +2,29 @@
 
 use crate::{Running, failure, json_file, last_line, request, sinew, steps, with_changes};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A server that judges by a rule: an answer meets the item if it has a small letter; of two answers,
 /// that with more of them is better, and the first where both have equally many. Every tenth verdict is
-/// none. Its calls are counted.
+/// none, but no question gets none twice, whatever the order of the calls. Its calls are counted.
 fn judge() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
+    let refused = Arc::<Mutex<HashSet<String>>>::default();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let call = counted.fetch_add(1, Ordering::SeqCst);
-            std::thread::spawn(move || verdict(stream.unwrap(), call));
+            let refused = Arc::clone(&refused);
+            std::thread::spawn(move || verdict(stream.unwrap(), call, &refused));
         }
     });
     (url, calls)
@@ -32,7 +35,7 @@ fn small(output: &str) -> usize {
     output.chars().filter(char::is_ascii_lowercase).count()
 }
 
-fn verdict(mut stream: TcpStream, call: usize) {
+fn verdict(mut stream: TcpStream, call: usize, refused: &Mutex<HashSet<String>>) {
     let (_, body) = request(&stream).unwrap();
     let body: Value = serde_json::from_slice(&body).unwrap();
     let asked = body["messages"][1]["content"].as_str().unwrap();
@@ -43,17 +46,15 @@ fn verdict(mut stream: TcpStream, call: usize) {
         .split_once('\n')
         .unwrap();
     let data: Value = serde_json::from_str(data.split_once("\nEND DATA").unwrap().0).unwrap();
-    let said = match call % 10 {
-        9 => "I like it.".to_owned(),
-        _ if data["answers"].is_object() => {
-            let count = |label: &str| small(data["answers"][label]["output"].as_str().unwrap());
-            let better = if count("A") >= count("B") { "A" } else { "B" };
-            json!({"id": id, "better": better}).to_string()
-        }
-        _ => {
-            let met = small(data["output"].as_str().unwrap()) > 0;
-            json!({"id": id, "item_1": met}).to_string()
-        }
+    let said = if call % 10 == 9 && refused.lock().unwrap().insert(data.to_string()) {
+        "I like it.".to_owned()
+    } else if data["answers"].is_object() {
+        let count = |label: &str| small(data["answers"][label]["output"].as_str().unwrap());
+        let better = if count("A") >= count("B") { "A" } else { "B" };
+        json!({"id": id, "better": better}).to_string()
+    } else {
+        let met = small(data["output"].as_str().unwrap()) > 0;
+        json!({"id": id, "item_1": met}).to_string()
     };
     let answer = json!({
         "choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}],

@@ -1,6 +1,7 @@
 //! Rewards that come from outside: imported during a run, after it was killed, and never. They score episodes
 //! of the run, and rollouts of agents that run already.
 
+use crate::first::free_address;
 use crate::live::{self, Run};
 use crate::resume::{done, recipe, train};
 use crate::{failure, json_lines, last_line, sinew, wait_until};
@@ -323,7 +324,8 @@ fn verdicts_about_a_live_agent_are_trained_when_they_come() {
     let dir = tempfile::tempdir().unwrap();
     let run_dir = dir.path().join("run");
     let recipe = by_users(dir.path(), 4, "max_staleness = 50");
-    let mut run = Run::start(&recipe, &run_dir, "127.0.0.1:0", &[]);
+    let address = free_address();
+    let mut run = Run::start(&recipe, &run_dir, &address, &[]);
     let ids = served(&run, 40);
     assert!(lines(&run_dir).is_empty(), "a missing reward is not 0");
     let (soon, later) = ids.split_at(16);
@@ -334,7 +336,6 @@ fn verdicts_about_a_live_agent_are_trained_when_they_come() {
         assert_eq!(status, 200, "{told}");
     }
     run.steps(2);
-    let address = run.address.clone();
     drop(run);
     let row = |id: &String| json!({"episode": id, "name": "thumbs", "value": thumbs(id)});
     let rows: String = later.iter().map(|id| format!("{}\n", row(id))).collect();

@@ -1,7 +1,7 @@
 //! `sinew train --serve`: agents that run already, and services that a recipe drives.
 
 use crate::agents;
-use crate::first::free_port;
+use crate::first::{free_address, free_port};
 use crate::resume::train;
 use crate::{Running, failure, last_line, root, sinew, steps, with_changes};
 use serde_json::{Value, json};
@@ -487,8 +487,9 @@ fn a_kill_loses_no_live_rollout_and_trains_none_twice() {
     let dir = tempfile::tempdir().unwrap();
     let run_dir = dir.path().join("run");
     let recipe = recipe(dir.path(), &SMALL);
-    let mut run = Run::start(&recipe, &run_dir, "127.0.0.1:0", &[]);
-    let (address, token) = (run.address.clone(), run.token.clone());
+    let address = free_address();
+    let mut run = Run::start(&recipe, &run_dir, &address, &[]);
+    let token = run.token.clone();
     let agents = Agents::start(&address, &token, 8, letters);
     run.steps(6);
     drop(run);
@@ -522,8 +523,9 @@ fn a_kill_loses_no_live_rollout_and_trains_none_twice() {
         .iter()
         .filter(|id| !stored.contains(id.as_str()))
         .collect();
+    // Of each agent, the kill can cut one answer whose rollout is stored.
     assert!(
-        lost.is_empty() && finished.len() >= 12 * 8,
+        lost.is_empty() && finished.len() >= 12 * 8 - 8,
         "{lost:?} of {}",
         finished.len()
     );

@@ -121,7 +121,7 @@ impl Served {
         ]);
         command.args([
             "--lease-s",
-            "2",
+            "60",
             "--workers",
             "2",
             "--key-env",

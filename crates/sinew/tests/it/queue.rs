@@ -1,6 +1,7 @@
 //! The queue of episodes end to end: real processes that fill it, score it and train from it, all of them
 //! killed during the test.
 
+use crate::first::free_address;
 use crate::resume::{done, train};
 use crate::{Running, failure, json_lines, last_line, root, run_ok, sinew};
 use serde_json::Value;
@@ -23,7 +24,7 @@ impl Served {
         std::fs::write(dir.join("token"), TOKEN).unwrap();
         let mut served = Self {
             dir: dir.to_owned(),
-            at: "127.0.0.1:0".into(),
+            at: free_address(),
             server: None,
         };
         served.serve();
@@ -39,9 +40,7 @@ impl Served {
         command.args(["queue", "serve", "--json", "--listen", &self.at]);
         command.arg("--store").arg(self.dir.join("store"));
         command.arg("--token-file").arg(self.token());
-        let (running, first) = until(&mut command, |_| true);
-        self.at = first["url"].as_str().unwrap()["http://".len()..].to_owned();
-        self.server = Some(running);
+        self.server = Some(until(&mut command, |_| true).0);
     }
 
     fn restart(&mut self) {
@@ -67,10 +66,15 @@ impl Served {
 
     /// Rows in a state for a consumer.
     pub(crate) fn count(&self, consumer: &str, state: &str) -> u64 {
+        self.sum(consumer, &[state])
+    }
+
+    /// Rows in one of some states for a consumer, all at the same time.
+    fn sum(&self, consumer: &str, states: &[&str]) -> u64 {
         let stats = self.stats();
         let all = stats["consumers"].as_array().unwrap();
         let of = all.iter().find(|c| c["name"] == consumer);
-        of.map_or(0, |c| c[state].as_u64().unwrap())
+        of.map_or(0, |c| states.iter().map(|s| c[s].as_u64().unwrap()).sum())
     }
 
     /// The recipe with this queue, shortened.
@@ -174,7 +178,7 @@ fn what_is_collected_and_scored_apart_is_trained_once_whoever_is_killed() {
     let of = |name: &str| samples[name].as_u64().unwrap();
     assert_eq!((of("trained_twice"), of("lost")), (0, 0), "{result}");
     // Rows that a kill left leased come back when the lease ends, and are not lost either.
-    let open = served.count("trainer", "leased") + served.count("trainer", "ready");
+    let open = served.sum("trainer", &["leased", "ready"]);
     assert_eq!(of("trained") + of("dropped") + open, EPISODES, "{result}");
     assert!(of("trained") > 0, "{result}");
     let success = |when: &str| result["eval"][when]["success"].as_f64().unwrap();

@@ -2,14 +2,13 @@
 
 use crate::{
     json_lines, last_line, last_object, newest_checkpoint, resume, root, run_ok, sinew, steps,
-    with_changes,
+    wait_until, with_changes,
 };
 use serde_json::Value;
 use sinew_model::{Family, ModelConfig, Params, RopeScaling, SaveDtype, save_pretrained};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 fn short_tiny(dir: &Path, more: &[(&str, &str)]) -> PathBuf {
     let path = dir.join("recipe.toml");
@@ -155,18 +154,13 @@ fn a_run_can_be_looked_into_while_it_works() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         (output.status.success(), text)
     };
-    let begun = Instant::now();
-    let seen = loop {
+    let mut seen = Value::Null;
+    wait_until("something is seen", || {
         let (_, text) = look(&["episodes", "--purpose", "train", "--json"]);
-        if let Some(first) = text.lines().next() {
-            break serde_json::from_str::<Value>(first).unwrap();
-        }
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "nothing was seen"
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    };
+        let first = text.lines().next().map(serde_json::from_str::<Value>);
+        seen = first.map_or(Value::Null, Result::unwrap);
+        !seen.is_null()
+    });
     assert!(
         child.try_wait().unwrap().is_none(),
         "the run is still at work"
@@ -198,7 +192,10 @@ mount -t tmpfs -o size=14m tmpfs "$RUN/checkpoints"
 "$SINEW" train "$RECIPE" --run-dir "$RUN" --json > "$OUT.first" 2> "$OUT.errors" &
 pid=$!
 while [ ! -e "$RUN/checkpoints/LATEST" ] && kill -0 $pid 2> /dev/null; do sleep 0.02; done
+# It stands still until the disk is full.
+kill -STOP $pid
 head -c 30000000 /dev/zero > "$RUN/checkpoints/filler" 2> /dev/null || true
+kill -CONT $pid
 code=0; wait $pid || code=$?
 echo "$code" > "$OUT.code"
 ls -a "$RUN/checkpoints" > "$OUT.left"
@@ -407,7 +404,7 @@ fn children(parent: u32) -> Vec<u32> {
 
 /// A run of two processes that is at work: the process, and its worker.
 fn at_work(dir: &Path) -> (std::process::Child, u32) {
-    let mut command = sft(dir, "run", "data_parallel = 2\nmax_wall_s = 60");
+    let mut command = sft(dir, "run", "data_parallel = 2\nmax_wall_s = 600");
     let path = dir.join("run.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("steps = 8", "steps = 100000")).unwrap();
@@ -417,11 +414,8 @@ fn at_work(dir: &Path) -> (std::process::Child, u32) {
         .spawn()
         .unwrap();
     let metrics = dir.join("run/metrics.jsonl");
-    let begun = Instant::now();
     let trains = || std::fs::metadata(&metrics).is_ok_and(|m| m.len() > 0);
-    while !trains() && begun.elapsed() < Duration::from_secs(60) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the first step", trains);
     let workers = children(child.id());
     assert_eq!(workers.len(), 1, "{workers:?}");
     (child, workers[0])
@@ -439,11 +433,7 @@ fn a_worker_ends_when_its_run_is_killed() {
     let (mut child, worker) = at_work(dir.path());
     child.kill().unwrap();
     child.wait().unwrap();
-    let begun = Instant::now();
-    while !gone(worker) {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it works on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the worker ends", || gone(worker));
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! `sinew serve` as a process: its refusals, its end, and the state after a kill.
 
 use crate::live::send;
-use crate::{Running, failure, sinew};
+use crate::{Running, failure, sinew, wait_until};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
 
 pub(crate) struct Serving {
     child: Running,
@@ -110,19 +109,19 @@ fn what_must_not_be_served_is_refused() {
 #[test]
 fn rollouts_are_as_many_and_live_as_long_as_the_flags_say() {
     let dir = tempfile::tempdir().unwrap();
-    let served = serve_with(dir.path(), &["--max-rollouts", "1", "--rollout-ttl-s", "1"]);
-    let open = |id: &str| {
+    let open = |served: &Serving, id: &str| {
         let body = json!({"id": id, "task": "t"});
         post(&served.address, "/rollouts", &served.token, &body)
     };
-    assert_eq!(open("a").0, 201);
-    let (status, refused) = open("b");
+    let one = ["--max-rollouts", "1"];
+    let served = serve_with(&dir.path().join("long"), &one);
+    assert_eq!(open(&served, "a").0, 201);
+    let (status, refused) = open(&served, "b");
     assert_eq!(status, 503, "{refused}");
-    let begun = Instant::now();
-    while open("b").0 != 201 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it lives on");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    let short = [&one[..], &["--rollout-ttl-s", "1"]].concat();
+    let served = serve_with(&dir.path().join("short"), &short);
+    assert_eq!(open(&served, "a").0, 201);
+    wait_until("it ends", || open(&served, "b").0 == 201);
 }
 
 #[test]
@@ -224,12 +223,10 @@ fn a_stop_waits_for_calls_until_it_is_told_again() {
     let address = serving.address.clone();
     let (asked, asker) = (ask.clone(), key.clone());
     let call = std::thread::spawn(move || post(&address, chat, &asker, &asked));
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while get(&serving.address, "/rollouts", &serving.token).1["rollouts"][0]["phase"] != "generate"
-    {
-        assert!(Instant::now() < deadline, "it never runs");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("it runs", || {
+        let (_, open) = get(&serving.address, "/rollouts", &serving.token);
+        open["rollouts"][0]["phase"] == "generate"
+    });
     signal(serving.pid(), "INT");
     let mut line = String::new();
     serving.out.read_line(&mut line).unwrap();

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// Time for a change of jobs.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(240);
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Slurm with three nodes on this host. It ends with the test.

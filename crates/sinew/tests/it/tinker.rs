@@ -1,6 +1,6 @@
 //! Models served to the Tinker SDK: the SDK's own calls, and a recipe of its cookbook, both unmodified.
 
-use crate::first::free_port;
+use crate::first::free_address;
 use crate::root;
 use std::process::{Command, Output};
 
@@ -45,7 +45,7 @@ fn a_recipe_of_the_cookbook_learns() {
         .output();
     let prepared = prepared.unwrap();
     assert!(prepared.status.success(), "{}", text(&prepared));
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = free_address();
     let state = work.path().join("state");
     let keys = work.path().join("keys");
     std::fs::write(&keys, "ann:tml-0123456789abcdef\n").unwrap();

@@ -106,7 +106,10 @@ fn killed_often(recipe: &Path, run: &Path, kills: u32, mut seed: u64) -> Value {
             (0, [first, ..]) => signal(*first, "-KILL"),
             (1, [.., last]) => signal(*last, "-KILL"),
             (2, all) => all.iter().for_each(|rank| signal(*rank, "-KILL")),
-            _ => child.kill().unwrap(),
+            _ => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
         }
         std::thread::sleep(Duration::from_millis(300));
         if child.try_wait().unwrap().is_some() {

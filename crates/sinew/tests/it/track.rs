@@ -1,7 +1,8 @@
 //! `--track`: trackers by their own clients, by a client that records, and by clients that fail.
 
 use crate::resume::{done, end, recipe, same, train};
-use crate::{failure, json_lines, root, run_ok, sinew, wait_until};
+use crate::serve::signal;
+use crate::{Running, failure, json_lines, root, run_ok, sinew, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -73,14 +74,16 @@ fn a_killed_run_is_one_run_of_its_tracker_when_it_is_resumed() {
         whole.map(|l| serde_json::from_str(l).unwrap()).collect()
     };
     let wait_for = |key: &str| wait_until(key, || lines().iter().any(|l| l.get(key).is_some()));
-    let mut child = fake(&recipe, &run, "wandb", &[])
-        .env("RECORD", &record)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = fake(&recipe, &run, "wandb", &[]);
+    command.env("RECORD", &record).stdout(Stdio::null());
+    let mut child = Running(command.stderr(Stdio::piped()).spawn().unwrap());
+    // It stands still while the client starts, which on a slow machine takes longer than the run.
+    wait_until("the first step", || {
+        std::fs::read_to_string(run.join("metrics.jsonl")).is_ok_and(|text| text.contains('\n'))
+    });
+    signal(child.id(), "STOP");
     wait_for("row");
-    child.kill().unwrap();
+    child.kill();
     assert!(
         !child.wait().unwrap().success(),
         "it ended before it was killed"
@@ -137,16 +140,23 @@ fn trackers_that_fail_and_hang_change_nothing_of_a_run() {
     let recipe = recipe(dir.path(), 4, &[]);
     let (plain, run) = (dir.path().join("plain"), dir.path().join("run"));
     let expected = done(&recipe, &plain, &[]);
-    let mut command = fake(&recipe, &run, "wandb,mlflow", &["--track-wait", "2"]);
-    let output = command.output().unwrap();
-    let last = crate::last_line(&output);
-    same("run", &end(&plain, &expected), &end(&run, &last));
-    let said = String::from_utf8_lossy(&output.stderr);
-    let refused = "track: wandb: OSError: no route to https://tracker.example/\n";
-    assert!(said.contains(refused) && !said.contains("secret"), "{said}");
+    let tracked = |run: &Path, names: &str, wait_s: &str| {
+        let mut command = fake(&recipe, run, names, &["--track-wait", wait_s]);
+        let output = command.output().unwrap();
+        let last = crate::last_line(&output);
+        same("run", &end(&plain, &expected), &end(run, &last));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!said.contains("secret"), "{said}");
+        said
+    };
+    let said = tracked(&run, "wandb,mlflow", "2");
     let late =
         "wandb,mlflow did not take all in 2 s after the end of the run: `python3 -m sinew.track";
     assert!(said.contains(late), "{said}");
+    // The client that refuses ends with the run, so that nothing waits for all of this time.
+    let said = tracked(&dir.path().join("refused"), "wandb", "200");
+    let refused = "track: wandb: OSError: no route to https://tracker.example/\n";
+    assert!(said.contains(refused), "{said}");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Runs whose episodes workers run: real processes on this host, killed during the test.
 
-use crate::first::free_port;
+use crate::first::free_address;
 use crate::live::{self, letters};
 use crate::overlap::count;
 use crate::queue::until;
 use crate::resume::{done, end, recipe};
+use crate::serve::signal;
 use crate::{Running, failure, sinew};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -119,6 +120,14 @@ pub(crate) fn finished(line: &Value) -> bool {
     line["episodes"]["finished"].as_u64().is_some_and(|n| n > 0)
 }
 
+/// Starts a role while the only worker of a run stands still, so that the run cannot end before.
+fn meanwhile(worker: &Running, start: impl FnOnce() -> Running) -> Running {
+    signal(worker.id(), "STOP");
+    let started = start();
+    signal(worker.id(), "CONT");
+    started
+}
+
 /// Both runs have the same weights and optimizer, to the bit, and the same results.
 pub(crate) fn same_end(what: &str, a: (&Path, &Value), b: (&Path, &Value)) {
     let ((files, _), (others, _)) = (end(a.0, a.1), end(b.0, b.1));
@@ -139,7 +148,7 @@ fn workers_of_which_one_dies_give_the_run_of_one_process() {
     let run = dir.path().join("run");
     let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
     let mut dies = owner.worker(&[], finished);
-    let _stays = owner.worker(&[], joined);
+    let _stays = meanwhile(&dies, || owner.worker(&[], joined));
     dies.kill();
     let last = owner.end();
     same_end("workers", (&run, &last), (&whole, &single));
@@ -152,8 +161,8 @@ fn an_owner_that_is_killed_continues_with_the_same_workers() {
     let whole = dir.path().join("whole");
     let single = done(&recipe, &whole, &[]);
     let run = dir.path().join("run");
-    let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
-    let at = owner.url.trim_start_matches("http://").to_owned();
+    let at = free_address();
+    let owner = Owner::start(&recipe, &run, &at, &[]);
     let _worker = owner.worker(&[], finished);
     drop(owner);
     let owner = Owner::start(&recipe, &run, &at, &["--resume"]);
@@ -180,7 +189,7 @@ fn an_async_run_keeps_its_bound_on_staleness_with_workers() {
     let run = dir.path().join("run");
     let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
     let mut dies = owner.worker(&[], finished);
-    let _stays = owner.worker(&[], joined);
+    let _stays = meanwhile(&dies, || owner.worker(&[], joined));
     dies.kill();
     let last = owner.end();
     assert_eq!(
@@ -202,7 +211,7 @@ fn a_worker_that_is_asked_to_leave_hands_its_episodes_back() {
     let run = dir.path().join("run");
     let owner = Owner::start(&recipe, &run, "127.0.0.1:0", &[]);
     let mut leaves = owner.worker(&["--notice-s", "0"], finished);
-    let _stays = owner.worker(&[], joined);
+    let _stays = meanwhile(&leaves, || owner.worker(&[], joined));
     assert!(leaves.terminate());
     let last = owner.end();
     same_end("left", (&run, &last), (&whole, &single));
@@ -231,7 +240,7 @@ fn an_engine_that_dies_costs_no_episode() {
     // The worker waits for the first one.
     let worker = owner.worker(&["--engines", "roles"], joined);
     let mut dies = owner.engine();
-    let _stays = owner.engine();
+    let _stays = meanwhile(&worker, || owner.engine());
     dies.kill();
     let last = owner.end();
     drop(worker);
@@ -258,7 +267,7 @@ fn agents_that_open_rollouts_at_workers_are_trained() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     let owner = Owner::start(&live_recipe(dir.path()), &run, "127.0.0.1:0", &[]);
-    let places = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+    let places = [free_address(), free_address()];
     let serve = |place: &String| owner.worker(&["--serve", place], joined);
     let _workers: Vec<Running> = places.iter().map(serve).collect();
     let stop = Arc::<AtomicBool>::default();
