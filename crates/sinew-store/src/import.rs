@@ -406,8 +406,8 @@ impl Inbox {
                 continue;
             }
             match OpenOptions::new().write(true).create_new(true).open(&path) {
-                // Another thread, or a process with this number in another container, was faster. Nobody takes
-                // the name from now on.
+                // Another thread, or a process with this number in another container, was faster. Nobody
+                // takes the name from now on.
                 Ok(_) if whole.exists() => std::fs::remove_file(&path)?,
                 Ok(file) => return Ok((path, file)),
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
