@@ -22,6 +22,7 @@ use sinew_view::{RunSummary, ViewError};
 use std::fs::{DirBuilder, File, TryLockError};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Reason why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -324,14 +325,26 @@ impl RunDir {
     }
 }
 
+/// Longest wait for a lock: whoever looks whether a process holds a run has its lock for an instant.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// Pause between two attempts.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
 /// Creates a folder and takes its lock. Only its user can read it: it holds the texts of agents and users.
 pub(crate) fn create_locked(path: &Path) -> Result<File, TryLockError> {
     let mut folder = DirBuilder::new();
     let made = folder.recursive(true).mode(0o700).create(path);
     let lock = made.and_then(|()| File::create(path.join("lock")));
     let lock = lock.map_err(TryLockError::Error)?;
-    lock.try_lock()?;
-    Ok(lock)
+    let began = Instant::now();
+    loop {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) if began.elapsed() < LOCK_WAIT => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            tried => return tried.map(|()| lock),
+        }
+    }
 }
 
 /// File with the end of a run's last process.
@@ -356,10 +369,10 @@ pub fn holds_run(run_dir: &Path) -> bool {
     run_dir.join("recipe.toml").exists()
 }
 
-/// Whether a process holds the run. The lock is tried, and released at once.
+/// Whether a process holds the run. The lock is shared with others who look, and released at once.
 pub fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
-    let tried = lock.map(|lock| lock.try_lock());
+    let tried = lock.map(|lock| lock.try_lock_shared());
     matches!(tried, Ok(Err(TryLockError::WouldBlock)))
 }
 
