@@ -48,7 +48,7 @@ pub(crate) fn keep_record(
         std::fs::create_dir_all(parent).map_err(failed)?;
     }
     let text = serde_json::to_vec(&record).map_err(Failure::system)?;
-    std::fs::write(&path, text).map_err(failed)
+    sinew_runs::write_atomic(&path, &text).map_err(failed)
 }
 
 /// A run that an engine knows.

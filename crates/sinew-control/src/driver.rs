@@ -191,7 +191,9 @@ impl Rounds {
             self.stopped = true;
             (self.parts.on_stop)();
         }
-        if self.shared.ending.load(Ordering::Acquire) {
+        // Read once: a round that starts roles does not know yet whether any of them runs.
+        let ending = self.shared.ending.load(Ordering::Acquire);
+        if ending {
             self.core.end();
         } else {
             self.scale();
@@ -204,7 +206,7 @@ impl Rounds {
         for step in steps {
             self.carry_out(step);
         }
-        if self.shared.ending.load(Ordering::Acquire) {
+        if ending {
             self.end(launched.as_deref());
         }
     }

@@ -481,6 +481,19 @@ mod tests {
     }
 
     #[test]
+    fn who_looks_whether_a_run_is_in_use_is_not_taken_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(create_locked(dir.path()).unwrap());
+        let look = File::open(dir.path().join("lock")).unwrap();
+        look.try_lock_shared().unwrap();
+        assert!(!in_use(dir.path()));
+        drop(look);
+        let held = create_locked(dir.path()).unwrap();
+        assert!(in_use(dir.path()));
+        drop(held);
+    }
+
+    #[test]
     fn a_run_keeps_its_mode_whatever_is_allowed() {
         let modes = ["sync", "one_step_off", "async"];
         let with = |mode: &str| format!("[train]\nmode = \"{mode}\"\n");

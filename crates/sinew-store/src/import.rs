@@ -401,10 +401,14 @@ impl Inbox {
         for number in 0u32.. {
             let name = format!("{}-{number:08}", std::process::id());
             let path = self.folder.join(&name).with_extension("new");
-            if path.with_extension("jsonl").exists() {
+            let whole = path.with_extension("jsonl");
+            if whole.exists() {
                 continue;
             }
             match OpenOptions::new().write(true).create_new(true).open(&path) {
+                // Another thread, or a process with this number in another container, was faster. Nobody
+                // takes the name from now on.
+                Ok(_) if whole.exists() => std::fs::remove_file(&path)?,
                 Ok(file) => return Ok((path, file)),
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(e),

@@ -176,8 +176,14 @@ impl SegmentDir {
             let entry = entry.map_err(error)?;
             let name = entry.file_name();
             let number = name.to_str().and_then(|n| n.strip_suffix(".seg"));
-            if let Some(number) = number.and_then(|n| n.parse().ok()) {
-                out.push((number, entry.metadata().map_err(error)?.len()));
+            let Some(number) = number.and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            match entry.metadata() {
+                Ok(file) => out.push((number, file.len())),
+                // Gc of the process that writes the store has removed it since.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => return Err(error(e)),
             }
         }
         out.sort_unstable();

@@ -27,7 +27,7 @@ const CONNECTIONS: usize = 8192;
 /// Time that running calls get when the listener stops.
 const GRACE: Duration = Duration::from_secs(5);
 /// Time in which workers learn that their run is over.
-const NOTICE: Duration = Duration::from_secs(3);
+const NOTICE: Duration = Duration::from_secs(10);
 /// Interval of checks whether all of them know it.
 const LOOK: Duration = Duration::from_millis(50);
 

@@ -86,7 +86,10 @@ impl WeightsMirror {
             builder.recursive(true).mode(0o700);
             builder.create(root).map_err(at(root))?;
             let path = root.join(".users");
-            let users = File::create(&path).map_err(at(&path))?;
+            let users = match File::create(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                users => users.map_err(at(&path))?,
+            };
             users.lock_shared().map_err(at(&path))?;
             if path.exists() {
                 return Ok(Self {

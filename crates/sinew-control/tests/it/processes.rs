@@ -89,9 +89,10 @@ fn a_stop_ends_a_child_with_everything_that_it_started() {
 fn the_end_of_the_owner_closes_the_input_of_its_children() {
     let dir = tempfile::tempdir().unwrap();
     let launcher = LocalLauncher::new(dir.path());
+    // It waits for its input without another program, whose start would be part of the time that it gets.
     let spec = sh(
         "r-rollout-0-0",
-        "trap '' TERM; echo ready; cat; echo closed",
+        "trap '' TERM; echo ready; read line; echo closed",
     );
     launcher.ensure(&spec).unwrap();
     wait_for(|| !launcher.logs(&spec.name, 1).unwrap().is_empty());

@@ -6,16 +6,24 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Time in which a server starts on any machine.
 const START: Duration = Duration::from_secs(300);
 
-/// A free port of this host.
+/// A free port of this host. It is below those that the system gives to whoever asks for any, so that no
+/// other test gets it before the server listens there; each process begins elsewhere.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let port = || {
+        let number = std::process::id() * 31 + NEXT.fetch_add(1, Ordering::Relaxed);
+        10_000 + u16::try_from(number % 20_000).unwrap()
+    };
+    let mut ports = (0..20_000).map(|_| port());
+    ports.find(is_free).expect("a port is free")
 }
 
 fn is_root() -> bool {

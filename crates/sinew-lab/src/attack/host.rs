@@ -129,16 +129,16 @@ impl Residue {
         }
     }
 
-    /// Counts once nothing changes any more: living sandboxes and pools make interpreters ready for the next
-    /// call.
-    pub(crate) async fn settled() -> Self {
+    /// Counts once nothing changes in so many looks: living sandboxes and pools make interpreters ready for
+    /// the next call.
+    pub(crate) async fn settled(looks: usize) -> Self {
         let (mut last, mut still) = (Self::now(), 0);
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_millis(15)).await;
             let now = Self::now();
             still = if now == last { still + 1 } else { 0 };
             last = now;
-            if still == 2 {
+            if still == looks {
                 break;
             }
         }

@@ -171,15 +171,17 @@ pub async fn run(provider: &dyn SandboxProvider, loops: usize) -> Result<LeakRep
     for _ in 0..WARM_UP {
         once(provider, &spec).await?;
     }
-    // Two counts that agree: what was there before is being freed, too.
-    let mut before = Footprint::now();
+    // Counts that agree for a while: what was there before is being freed, and what comes next is being made
+    // ready.
+    let (mut before, mut still) = (Footprint::now(), 0);
     for _ in 0..50 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let now = Footprint::now();
-        if now == before {
+        still = if now == before { still + 1 } else { 0 };
+        before = now;
+        if still == 5 {
             break;
         }
-        before = now;
     }
     let begun = Instant::now();
     for _ in 0..loops {

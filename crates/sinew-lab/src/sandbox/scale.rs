@@ -72,7 +72,7 @@ pub(crate) async fn run(
     on_row: OnRow<'_>,
 ) -> Result<(), SandboxError> {
     if parts.has("creates") {
-        let before = Residue::settled().await;
+        let before = Residue::settled(20).await;
         on_row(creates(&subjects.warm, scale).await?);
         on_row(leaks(&subjects.warm, before, scale).await);
     }

@@ -216,7 +216,7 @@ fn episodes_that_ask_for_the_end_together_do_not_block_it() {
         let mut runner = runner_of(Arc::new(Stops(stop)), 4, false);
         start(&mut runner, &[0.0, 0.0], 2);
         let ended = runner.ended(&mut cancel);
-        tokio::time::timeout(Duration::from_secs(20), ended).await
+        tokio::time::timeout(Duration::from_secs(300), ended).await
     });
     // A thread that is blocked would be waited for.
     runtime.shutdown_background();

@@ -123,7 +123,8 @@ async fn end_of(at_reset: bool, at_score: bool) -> EpisodeEnd {
     run_episode(&parts, &options, &spec).await.end
 }
 
-#[tokio::test]
+/// In virtual time: it does not pass while anything is at work.
+#[tokio::test(start_paused = true)]
 async fn every_phase_has_its_own_time() {
     let failed = |end: EpisodeEnd, words: &str| match end {
         EpisodeEnd::Failed { kind, message } => {
