@@ -181,7 +181,7 @@ impl Client {
         if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
             let mut waiting = self.lock();
             waiting.ends.remove(&seq);
-            return Err(unsent(&waiting, &e));
+            return Err(unsent(&mut waiting, &e));
         }
         Ok(receiver)
     }
@@ -205,7 +205,7 @@ impl Client {
         if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
             let mut waiting = self.lock();
             waiting.answers.remove(&seq);
-            return Err(unsent(&waiting, &e));
+            return Err(unsent(&mut waiting, &e));
         }
         match receiver.await {
             Ok(Ok(answer)) => Ok(answer),
@@ -215,10 +215,13 @@ impl Client {
     }
 }
 
-/// A spawner that dies closes its socket a moment before that is noticed.
-fn unsent(waiting: &Waiting, why: &sinew_jail::Error) -> SandboxError {
-    let hung_up = matches!(why.errno(), Some(libc::EPIPE | libc::ECONNRESET));
-    if waiting.dead.is_some() || hung_up {
+/// A spawner that dies closes its socket a moment before the thread that reads notices it. Whoever sees it
+/// first notes it, so that the next caller waits for the next spawner.
+fn unsent(waiting: &mut Waiting, why: &sinew_jail::Error) -> SandboxError {
+    if matches!(why.errno(), Some(libc::EPIPE | libc::ECONNRESET)) {
+        waiting.dead.get_or_insert_with(|| GONE.into());
+    }
+    if waiting.dead.is_some() {
         gone()
     } else {
         io_error("ask the spawner", why)
