@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Maximum time until the spawner is ready.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Result of a request.
 #[derive(Debug, Default)]
@@ -257,7 +257,10 @@ fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, Vec<String>), SandboxErro
     let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
     let ready = poll(&mut fds, timeout).map_err(|e| io_error("poll", e))?;
     if ready == 0 {
-        return Err(unavailable("the spawner did not get ready in 20 s"));
+        let seconds = START_TIMEOUT.as_secs();
+        return Err(unavailable(format!(
+            "the spawner did not get ready in {seconds} s"
+        )));
     }
     let mut buffer = vec![0; MAX_PACKET + 1];
     match receive(socket.as_fd(), &mut buffer) {
