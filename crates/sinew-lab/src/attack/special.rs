@@ -141,8 +141,8 @@ async fn links(provider: &dyn SandboxProvider, witness: &Witness) -> Result<Verd
 
 /// The host must not wait for ever for a FIFO or a socket in place of a file.
 ///
-/// Opening a FIFO without a writer waits for ever. Each read gets a minute; a read that is not over then counts as
-/// an escape, as the program could stop the host's thread.
+/// Opening a FIFO without a writer waits for ever. Each read gets a minute; a read that is not over then
+/// counts as an escape, as the program could stop the host's thread.
 async fn fifos(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let code = "import os, socket\nsocket.socket(socket.AF_UNIX).bind('sock')\nfor f in (lambda: os.mkfifo('fifo'), lambda: os.mkdir('dir')):\n    try: f()\n    except OSError: pass";
@@ -182,8 +182,9 @@ async fn hostile_names(
 /// Reads `/proc/PID/status` of the jailed program from outside while it sleeps.
 ///
 /// The program is found among all processes of the host by its exact command line, `/bin/sleep 302.PID`,
-/// within a minute, and ended then. Each `Cap` line has to be zero, the user must not be 0, and the filter and no-new-privileges
-/// must be on. A view from inside could be faked for the program; the host's `/proc` cannot be changed by it.
+/// within a minute, and ended then. Each `Cap` line has to be zero, the user must not be 0, and the filter
+/// and no-new-privileges must be on. A view from inside could be faked for the program; the host's `/proc`
+/// cannot be changed by it.
 async fn seen_capabilities(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -195,8 +196,8 @@ async fn seen_capabilities(
     ))
 }
 
-/// The user of a jailed program as the host sees it, which sleeps for 300 and so many seconds and has no other
-/// capabilities than these bits. The inner error says that a wall is missing.
+/// The user of a jailed program as the host sees it, which sleeps for 300 and so many seconds and has no
+/// other capabilities than these bits. The inner error says that a wall is missing.
 pub(super) async fn seen_user(
     provider: &dyn SandboxProvider,
     seconds: u8,
