@@ -14,7 +14,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -131,7 +131,7 @@ impl Registry {
             }
         });
         let host = address
-            .recv_timeout(Duration::from_secs(30))
+            .recv_timeout(Duration::from_secs(120))
             .expect("it listens");
         Self {
             folder,
@@ -176,22 +176,30 @@ impl Registry {
         pull(&name, &self.cache(), credentials, &quick())
     }
 
-    /// Number of requests for a path so far.
-    fn asked(&self, path: &str) -> usize {
-        // The log has each request once, as `http.request.uri=...` of a response.
-        let log = self.log.lock().unwrap();
-        let lines = log
-            .lines()
-            .filter(|l| l.contains("response completed") && l.contains("method=GET"));
-        lines.filter(|l| l.contains(path)).count()
+    /// Number of requests for a path so far. The registry logs one after it was answered, so this waits for
+    /// `expected`.
+    fn asked(&self, path: &str, expected: usize) -> usize {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            // The log has each request once, as `http.request.uri=...` of a response.
+            let log = self.log.lock().unwrap().clone();
+            let lines = log
+                .lines()
+                .filter(|l| l.contains("response completed") && l.contains("method=GET"));
+            let seen = lines.filter(|l| l.contains(path)).count();
+            if seen >= expected || Instant::now() > until {
+                return seen;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
 fn quick() -> PullLimits {
     PullLimits {
         pause: Duration::from_millis(5),
-        stall: Duration::from_secs(10),
-        time: Duration::from_secs(60),
+        stall: Duration::from_secs(60),
+        time: Duration::from_secs(300),
         retries: 2,
         ..PullLimits::default()
     }
@@ -219,21 +227,26 @@ fn an_image_is_pulled_once_and_found_afterwards() {
     assert_eq!(first.config.env, [("A".into(), "b".into())]);
     assert!(is_clean(&registry.cache()));
     let (blobs, manifests) = ("/v2/team/tool/blobs/", "/v2/team/tool/manifests/");
-    let pulled = (registry.asked(blobs), registry.asked(manifests));
-    assert_eq!(pulled, (2, 1));
+    let asked = |layers, tags| {
+        (
+            registry.asked(blobs, layers),
+            registry.asked(manifests, tags),
+        )
+    };
+    assert_eq!(asked(2, 1), (2, 1));
     let again = registry.pull("team/tool:1").unwrap();
     assert_eq!(
         (again.root.clone(), again.fresh),
         (first.root.clone(), false)
     );
     // A tag is asked for again, layers are not.
-    assert_eq!((registry.asked(blobs), registry.asked(manifests)), (2, 2));
+    assert_eq!(asked(2, 2), (2, 2));
     // A digest is asked for once.
     let digest = sha256(&image.manifest);
     for _ in 0..2 {
         let pinned = registry.pull(&format!("team/tool@{digest}")).unwrap();
         assert_eq!(pinned.root, first.root);
-        assert_eq!((registry.asked(blobs), registry.asked(manifests)), (2, 3));
+        assert_eq!(asked(2, 3), (2, 3));
     }
     // A tag that moved is another image.
     registry.push("team/tool", "1", &made("two", machine()));
@@ -253,7 +266,7 @@ fn one_of_many_processes_pulls() {
         pulls.into_iter().map(|p| p.join().unwrap()).collect()
     });
     assert_eq!(roots.iter().filter(|i| i.fresh).count(), 1);
-    assert_eq!(registry.asked("/v2/tool/blobs/"), 2);
+    assert_eq!(registry.asked("/v2/tool/blobs/", 2), 2);
 }
 
 #[test]

@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum time of a monitor without a machine to get behind its walls.
-const START: Duration = Duration::from_secs(10);
+const START: Duration = Duration::from_secs(60);
 /// Time over which the processor's clock is compared with the system's.
 const COMPARE: Duration = Duration::from_millis(20);
 /// Memory of the machine that shows whether KVM works.
 const PROBE_BYTES: u64 = 256 << 20;
 
 /// Maximum time of the program that inspects a guest, emulated on a busy machine.
-const LOOK_TIME: Duration = Duration::from_secs(30);
+const LOOK_TIME: Duration = Duration::from_secs(120);
 
 /// Reason why a probe did not succeed.
 #[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]

@@ -38,7 +38,7 @@ pub(crate) const SECCOMP: &str =
 /// Memory of a monitor in addition to the guest's: its own and translated code.
 const OVERHEAD_BYTES: u64 = 192 << 20;
 /// Maximum time of an emulated boot, on a busy machine.
-const BOOT_TCG: Duration = Duration::from_secs(60);
+const BOOT_TCG: Duration = Duration::from_secs(180);
 /// Maximum time of a boot with KVM. It takes a second, and a guest that hangs shows nothing.
 const BOOT_KVM: Duration = Duration::from_secs(6);
 /// Maximum bytes of the guest's kernel output in an error.

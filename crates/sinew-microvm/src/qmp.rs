@@ -15,7 +15,7 @@ const MAX_LINE: u64 = 64 << 10;
 /// Maximum events between a command and its answer.
 const MAX_EVENTS: usize = 256;
 /// Maximum time of an answer.
-const ANSWER: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// Reasons for which a command has no result.
 #[derive(Debug, thiserror::Error)]

@@ -22,7 +22,9 @@ const MAX_KEPT: usize = 8;
 /// Maximum unused bases in memory.
 const MAX_HELD: usize = 4;
 /// Maximum time of the interpreter to get ready.
-const READY: Duration = Duration::from_secs(10);
+const READY: Duration = Duration::from_secs(60);
+/// Maximum time of the machine to become idle after that.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// `about.json` next to the memory on disk.
 #[derive(Debug, Serialize, Deserialize)]
@@ -210,6 +212,6 @@ async fn prepare(machine: &mut Machine, setup: &Setup) -> Result<Change, Sandbox
             });
         }
     }
-    idle(machine.pid(), READY).await;
+    idle(machine.pid(), IDLE).await;
     machine.save().await
 }

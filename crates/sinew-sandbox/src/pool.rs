@@ -201,18 +201,40 @@ impl Pool {
         while state.makers < self.0.config.starts_at_once && state.wanted() > state.makers {
             state.makers += 1;
             state.most_makers = state.most_makers.max(state.makers);
-            let maker = Maker(Arc::clone(&self.0));
-            tokio::spawn(async move { while maker.0.make_one().await {} });
+            let mut maker = Maker {
+                inner: Arc::clone(&self.0),
+                counts: true,
+            };
+            tokio::spawn(async move { while maker.is_needed() && maker.inner.make_one().await {} });
         }
     }
 }
 
 /// Counts a task that makes sandboxes, also when its runtime drops it half-way.
-struct Maker(Arc<Inner>);
+struct Maker {
+    inner: Arc<Inner>,
+    counts: bool,
+}
+
+impl Maker {
+    /// Whether a sandbox is missing that no other maker is at. One that is not needed no longer counts from
+    /// here on, so that a request that comes now starts another one.
+    fn is_needed(&mut self) -> bool {
+        let mut state = self.inner.state();
+        if state.wanted() >= state.makers {
+            return true;
+        }
+        state.makers -= 1;
+        self.counts = false;
+        false
+    }
+}
 
 impl Drop for Maker {
     fn drop(&mut self) {
-        self.0.state().makers -= 1;
+        if self.counts {
+            self.inner.state().makers -= 1;
+        }
     }
 }
 
@@ -281,16 +303,9 @@ impl Inner {
         Some(found)
     }
 
-    /// Makes a sandbox for the first waiter, else to be ready; false if none is wanted.
+    /// Makes a sandbox for the first waiter, else to be ready; false if the next request is to try again.
     async fn make_one(&self) -> bool {
-        let spec = {
-            let state = self.state();
-            // Other makers are at some of them.
-            if state.wanted() < state.makers {
-                return false;
-            }
-            state.spec.clone()
-        };
+        let spec = self.state().spec.clone();
         let Some(spec) = spec else {
             return false;
         };

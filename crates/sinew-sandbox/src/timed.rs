@@ -134,6 +134,8 @@ mod tests {
         assert!(both.0.is_ok() && both.1.is_ok());
         let seen = wait.seconds();
         assert!(seen >= 0.04, "{seen}");
+        let never = Arc::new(Slow(NullProvider::default(), Duration::from_secs(3600)));
+        let timed = TimedProvider::new(never, Arc::clone(&wait));
         let short = Duration::from_millis(5);
         let given_up = tokio::time::timeout(short, timed.acquire(&spec)).await;
         assert!(given_up.is_err());

@@ -52,7 +52,7 @@ fn request(program: Program, seconds: f64) -> ExecRequest {
 }
 
 async fn run(sandbox: &mut Box<dyn Sandbox>, program: Program) -> ExecResult {
-    sandbox.exec(request(program, 20.0)).await.unwrap()
+    sandbox.exec(request(program, 60.0)).await.unwrap()
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -108,7 +108,7 @@ async fn programs_get_input_environment_and_codes() {
     let mut place = provider.acquire(&spec).await.unwrap();
     let code = "import os, sys; print(os.environ['A'] + os.environ['B'], sys.stdin.read(), os.environ.get('HOME'))\nsys.exit(3)";
     for program in [python(code), argv(&["python", "-c", code])] {
-        let mut ask = request(program, 20.0);
+        let mut ask = request(program, 60.0);
         ask.stdin = b"input".to_vec();
         let options = ExecOptions {
             env: vec![("B".into(), "2".into())],
@@ -229,26 +229,26 @@ async fn all_endings_are_reported() {
             0.5,
             Ending::Timeout,
         ),
-        (python("while True: pass"), 60.0, Ending::Timeout),
+        (python("while True: pass"), 300.0, Ending::Timeout),
         (
             python("x = []\nwhile True: x.append(bytearray(1 << 20))"),
-            20.0,
+            60.0,
             Ending::OutOfMemory,
         ),
-        (python("b'x' * (1 << 30)"), 20.0, Ending::OutOfMemory),
+        (python("b'x' * (1 << 30)"), 60.0, Ending::OutOfMemory),
         (
             python("while True: print('x' * 100)"),
-            20.0,
+            60.0,
             Ending::OutputLimit,
         ),
         (
             python("import os; os._exit(7)"),
-            20.0,
+            60.0,
             Ending::Exited { code: 7 },
         ),
         (
             python("import os; os.abort()"),
-            20.0,
+            60.0,
             Ending::Signalled { signal: 6 },
         ),
     ];
@@ -262,7 +262,8 @@ async fn all_endings_are_reported() {
             text(&result.stderr)
         );
         assert!(result.stdout.len() <= 1000 && result.truncated == (wanted == Ending::OutputLimit));
-        assert!(began.elapsed() < Duration::from_secs(15), "{program:?}");
+        // Two seconds of CPU time end a program long before its deadline of 300 s.
+        assert!(began.elapsed() < Duration::from_secs(200), "{program:?}");
     }
     // The same worker continues.
     assert_eq!(run(&mut place, python("print(1)")).await.ending, OK);
@@ -351,28 +352,29 @@ async fn executions_leave_no_state() {
 #[tokio::test]
 async fn output_is_streamed() {
     let provider = provider();
-    let mut place = sandbox(&provider).await;
-    let (sender, mut chunks) = tokio::sync::mpsc::channel(4);
-    let code = "import time, sys\nprint('one', flush=True)\ntime.sleep(0.4)\n\
-     print('two', file=sys.stderr, flush=True)";
-    let options = ExecOptions {
-        output: Some(sender),
-        ..ExecOptions::default()
+    let streamed = || {
+        let (sender, chunks) = tokio::sync::mpsc::channel(4);
+        let options = ExecOptions {
+            output: Some(sender),
+            ..ExecOptions::default()
+        };
+        (options, chunks)
     };
-    let running = tokio::spawn(async move {
-        place
-            .exec_with(request(python(code), 20.0), options)
-            .await
-            .unwrap()
-    });
-    let first = chunks.recv().await.unwrap();
-    assert!(
-        !running.is_finished() && first.bytes == b"one\n",
-        "{first:?}"
-    );
-    let second = chunks.recv().await.unwrap();
-    assert_eq!(second.bytes, b"two\n");
-    let result = running.await.unwrap();
+    let mut endless = sandbox(&provider).await;
+    let code = "import time\nprint('one', flush=True)\ntime.sleep(600)";
+    let (options, mut chunks) = streamed();
+    tokio::select! {
+        ended = endless.exec_with(request(python(code), 600.0), options) => panic!("{ended:?}"),
+        first = chunks.recv() => assert_eq!(first.unwrap().bytes, b"one\n"),
+    }
+    let mut place = sandbox(&provider).await;
+    let code = "import sys\nprint('one', flush=True)\nprint('two', file=sys.stderr, flush=True)";
+    let (options, mut chunks) = streamed();
+    let ran = place.exec_with(request(python(code), 60.0), options);
+    let result = ran.await.unwrap();
+    for line in [b"one\n", b"two\n"] {
+        assert_eq!(chunks.recv().await.unwrap().bytes, line);
+    }
     assert_eq!(
         (text(&result.stdout), text(&result.stderr)),
         ("one\n", "two\n")
@@ -441,7 +443,7 @@ async fn killed_workers_are_replaced_and_dropped_providers_leave_none() {
         "x\n"
     );
     drop((place, provider));
-    for _ in 0..100 {
+    for _ in 0..1200 {
         if workers().is_empty() {
             return;
         }
@@ -501,7 +503,7 @@ async fn programs_larger_than_a_worker_are_refused() {
     spec.limits.memory_bytes = 2 << 30;
     let mut large = provider.acquire(&spec).await.unwrap();
     let refused = large
-        .exec(request(python("x = 1"), 20.0))
+        .exec(request(python("x = 1"), 60.0))
         .await
         .unwrap_err();
     assert!(refused.to_string().contains("no memory"), "{refused}");

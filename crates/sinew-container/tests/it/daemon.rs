@@ -59,7 +59,7 @@ impl Daemon {
             .spawn()
             .unwrap_or_else(|e| panic!("{program}: {e}; scripts/setup.sh installs {package}"));
         let mut daemon = Self { child, folder };
-        for _ in 0..600 {
+        for _ in 0..2400 {
             if std::os::unix::net::UnixStream::connect(daemon.socket()).is_ok() {
                 return daemon;
             }
@@ -69,7 +69,7 @@ impl Daemon {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        panic!("{program} does not listen after 30 s");
+        panic!("{program} does not listen after 120 s");
     }
 
     pub(crate) fn socket(&self) -> std::path::PathBuf {

@@ -437,18 +437,18 @@ async fn answers_that_nobody_reads_hold_no_more_than_their_quota() {
     let answer = ok(&large);
     let server = world.plain(move |_, _| answer.clone()).await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
-    let in_mode = |mode, held_bytes| EgressConfig {
+    let in_mode = |mode, held_bytes, request_s| EgressConfig {
         mode,
         folder: Some(world.dir.path().join("recordings")),
         quota: Quota {
             held_bytes,
-            request_s: 2.0,
+            request_s,
             ..Quota::default()
         },
         ..config(vec![rule("a.test", RuleScheme::Http, server.port)])
     };
     let url = format!("http://a.test:{}/", server.port);
-    let hostile = world.client_for("one", &in_mode(Mode::Record, 16 << 20));
+    let hostile = world.client_for("one", &in_mode(Mode::Record, 16 << 20, 5.0));
     let mut idle = tokio::net::TcpStream::connect(hostile.address)
         .await
         .unwrap();
@@ -463,12 +463,12 @@ async fn answers_that_nobody_reads_hold_no_more_than_their_quota() {
         "{}",
         &second[..second.len().min(400)]
     );
-    let neighbour = world.client_for("two", &in_mode(Mode::Record, 16 << 20));
+    let neighbour = world.client_for("two", &in_mode(Mode::Record, 16 << 20, 60.0));
     assert_eq!(body(&neighbour.get(&url).await).len(), large.len());
     // An answer above the quota is refused where it must be recorded, and passes by a cache.
-    let small = world.client_for("three", &in_mode(Mode::Record, 8 << 20));
+    let small = world.client_for("three", &in_mode(Mode::Record, 8 << 20, 60.0));
     assert_eq!(status(&small.get(&url).await), 429);
-    let cache = world.client_for("four", &in_mode(Mode::Cache, 8 << 20));
+    let cache = world.client_for("four", &in_mode(Mode::Cache, 8 << 20, 60.0));
     assert_eq!(body(&cache.get(&url).await).len(), large.len());
     drop(idle);
 }

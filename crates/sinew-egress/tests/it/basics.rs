@@ -229,7 +229,7 @@ async fn quotas_limit_requests_bytes_and_time() {
         requests: 5,
         bytes_down: 1 << 20,
         request_bytes: 10,
-        request_s: 1.0,
+        request_s: 3.0,
         ..Quota::default()
     };
     let mut client = world.client(&limited);

@@ -165,12 +165,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pid");
         let script = format!("sleep 600 & echo $! > {}; wait", file.display());
-        let ran = shell(&script, Duration::from_secs(1), 10);
+        let ran = shell(&script, Duration::from_secs(3), 10);
         assert!(matches!(ran.end, End::Late), "{:?}", ran.end);
         let child = std::fs::read_to_string(&file).unwrap();
         let status = format!("/proc/{}/status", child.trim());
-        let gone = std::fs::read_to_string(status).map_or(true, |s| s.contains("zombie"));
-        assert!(gone, "{child}");
+        let gone = || std::fs::read_to_string(&status).map_or(true, |s| s.contains("zombie"));
+        // It was sent its signal, and ends a moment later.
+        let until = Instant::now() + LONG;
+        while !gone() {
+            assert!(Instant::now() < until, "{child}");
+            std::thread::sleep(PAUSE);
+        }
     }
 
     #[test]

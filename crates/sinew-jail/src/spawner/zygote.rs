@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_STARTS: u32 = 16;
 
 /// Maximum time of a zygote for loading its modules.
-pub(super) const START: Duration = Duration::from_secs(10);
+pub(super) const START: Duration = Duration::from_secs(30);
 /// Maximum time of a fork, which normally takes less than a millisecond. A zygote that is stopped or stuck is
 /// replaced after that.
 const ANSWER: Duration = Duration::from_secs(3);

@@ -98,6 +98,9 @@ impl Drop for Witness {
     }
 }
 
+/// Looks at the host within two seconds.
+pub(crate) const LOOKS: u32 = 100;
+
 /// Counts of things on the host that belong to sandboxes of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Residue {
@@ -145,10 +148,11 @@ impl Residue {
         last
     }
 
-    /// Growth since then, in words. The kernel may take a moment to free groups.
-    pub(crate) async fn left_since(&self) -> Option<String> {
+    /// Growth since then, in words. The kernel may take a moment to free groups, so this looks again, at most
+    /// so many times.
+    pub(crate) async fn left_since(&self, looks: u32) -> Option<String> {
         let mut left = None;
-        for _ in 0..100 {
+        for _ in 0..looks {
             let now = Self::now();
             left = if now.processes > self.processes {
                 Some(format!(

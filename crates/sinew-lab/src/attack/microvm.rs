@@ -161,13 +161,13 @@ pub async fn run_own(
 
 /// Checks after an attack that was held: no monitor is left, and the sibling answers.
 ///
-/// Monitors get two seconds to end. A verdict other than `Held` is passed on as it is.
+/// Monitors get a minute to end. A verdict other than `Held` is passed on as it is.
 async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -> Verdict {
     if verdict.0 != AttackOutcome::Held {
         return verdict;
     }
     // Those that were dropped are seen off by a separate thread.
-    for _ in 0..200 {
+    for _ in 0..6000 {
         if monitors().len() <= before {
             break;
         }
@@ -177,7 +177,7 @@ async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -
     if left > before {
         return escaped(format!("{} monitors are left", left - before));
     }
-    match sibling.exec(shell("echo well", 20)).await {
+    match sibling.exec(shell("echo well", 60)).await {
         Ok(r) if r.stdout == b"well\n" => verdict,
         Ok(r) => escaped(format!("the sibling answered {}", r.ending)),
         Err(e) => escaped(format!("the sibling died: {e}")),

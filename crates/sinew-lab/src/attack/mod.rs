@@ -21,7 +21,7 @@ pub(crate) mod table;
 pub mod wasm;
 mod writable;
 
-use host::{Residue, Witness};
+use host::{LOOKS, Residue, Witness};
 use serde::{Deserialize, Serialize};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, Program, Sandbox, SandboxError, SandboxProvider,
@@ -128,7 +128,7 @@ pub(crate) struct Case {
     name: &'static str,
     /// The precise ending.
     expect: Expect,
-    /// Deadline on an idle host; see [`Suite::deadline`].
+    /// Deadline on an idle host; see [`Case::time`].
     deadline: Duration,
     /// Python, behind a prelude with `sc`, `refused` and `tries`.
     code: &'static str,
@@ -159,13 +159,18 @@ impl Case {
             raw_calls,
         }
     }
+
+    /// Deadline of the case. It stays exact for a case that must be cut by it; others get the additional time
+    /// of a busy host or a slow level.
+    fn time(&self) -> Duration {
+        let cut = matches!(self.expect, Expect::Timeout | Expect::Bounded);
+        self.deadline * if cut { 1 } else { BUSY }
+    }
 }
 
-/// Factor of a program's time on a busy host. A late program is not an escape.
-const BUSY: u32 = 4;
-
-/// Factor of a program's time if QEMU executes it without KVM.
-const EMULATED: u32 = 6;
+/// Factor of a program's time on a busy host, or if QEMU executes it without KVM. A late program is not an
+/// escape.
+const BUSY: u32 = 20;
 
 /// Prelude of every program of the suite.
 const PRELUDE: &str = "
@@ -397,18 +402,6 @@ impl Suite<'_> {
         self.aftermath(before, verdict).await
     }
 
-    /// Deadline of a case. It stays exact for a case that must be cut by it; others get the additional time
-    /// of a busy host or a slow level.
-    fn deadline(&self, case: &Case) -> Duration {
-        let cut = matches!(case.expect, Expect::Timeout | Expect::Bounded);
-        case.deadline
-            * match self.provider.level() {
-                _ if cut => 1,
-                "microvm" => EMULATED,
-                _ => BUSY,
-            }
-    }
-
     /// Makes a sandbox, runs the case, destroys the sandbox.
     async fn exec_alone(&self, case: &Case) -> Result<ExecResult, SandboxError> {
         let mut sandbox = self.provider.acquire(&spec()).await?;
@@ -416,7 +409,7 @@ impl Suite<'_> {
         let request = ExecRequest {
             program: Program::Python(code),
             stdin: Vec::new(),
-            deadline: self.deadline(case),
+            deadline: case.time(),
         };
         let result = sandbox.exec(request).await;
         sandbox.destroy().await?;
@@ -455,7 +448,7 @@ impl Suite<'_> {
         if let Some(trap) = self.witness.sprung() {
             return escaped(trap);
         }
-        let left = before.left_since().await;
+        let left = before.left_since(LOOKS).await;
         if let Err(why) = self.sibling_answers().await {
             return escaped(why);
         }
@@ -474,7 +467,7 @@ impl Suite<'_> {
         let request = ExecRequest {
             program: Program::Python("print(open('canary').read(), end='')".into()),
             stdin: Vec::new(),
-            deadline: Duration::from_secs(20),
+            deadline: Duration::from_secs(60),
         };
         let Some(sibling) = &mut self.sibling else {
             return Err("there is no sibling any more".into());
@@ -495,7 +488,7 @@ impl Suite<'_> {
         if let Some(sibling) = self.sibling.take() {
             sibling.destroy().await?;
         }
-        let left = self.alone.left_since().await;
+        let left = self.alone.left_since(30 * LOOKS).await;
         self.sibling = Some(sibling(self.provider, &self.witness).await?);
         Ok(left)
     }

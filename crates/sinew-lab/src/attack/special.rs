@@ -61,7 +61,7 @@ pub(crate) fn held(why: impl Into<String>) -> Verdict {
 
 /// Runs a Python program in a sandbox.
 ///
-/// Deadline 10 s, no standard input.
+/// Deadline 60 s, no standard input.
 pub(crate) async fn python(
     sandbox: &mut dyn Sandbox,
     code: &str,
@@ -69,7 +69,7 @@ pub(crate) async fn python(
     let request = ExecRequest {
         program: Program::Python(code.into()),
         stdin: Vec::new(),
-        deadline: Duration::from_secs(10),
+        deadline: Duration::from_secs(60),
     };
     sandbox.exec(request).await
 }
@@ -141,14 +141,14 @@ async fn links(provider: &dyn SandboxProvider, witness: &Witness) -> Result<Verd
 
 /// The host must not wait for ever for a FIFO or a socket in place of a file.
 ///
-/// Opening a FIFO without a writer waits for ever. Each read gets five seconds; a read that is not over then
+/// Opening a FIFO without a writer waits for ever. Each read gets a minute; a read that is not over then
 /// counts as an escape, as the program could stop the host's thread.
 async fn fifos(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let code = "import os, socket\nsocket.socket(socket.AF_UNIX).bind('sock')\nfor f in (lambda: os.mkfifo('fifo'), lambda: os.mkdir('dir')):\n    try: f()\n    except OSError: pass";
     python(sandbox.as_mut(), code).await?;
     for path in ["fifo", "sock", "dir"] {
-        let read = tokio::time::timeout(Duration::from_secs(5), sandbox.read_file(path, 100));
+        let read = tokio::time::timeout(Duration::from_secs(60), sandbox.read_file(path, 100));
         match read.await {
             Ok(Err(_)) => {}
             Ok(Ok(_)) => return Ok(escaped(format!("{path} was read"))),
@@ -181,9 +181,10 @@ async fn hostile_names(
 
 /// Reads `/proc/PID/status` of the jailed program from outside while it sleeps.
 ///
-/// The program is found among all processes of the host by its exact command line, `/bin/sleep 2.PID`, within
-/// two seconds. Each `Cap` line has to be zero, the user must not be 0, and the filter and no-new-privileges
-/// must be on. A view from inside could be faked for the program; the host's `/proc` cannot be changed by it.
+/// The program is found among all processes of the host by its exact command line, `/bin/sleep 302.PID`,
+/// within a minute, and ended then. Each `Cap` line has to be zero, the user must not be 0, and the filter
+/// and no-new-privileges must be on. A view from inside could be faked for the program; the host's `/proc`
+/// cannot be changed by it.
 async fn seen_capabilities(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -195,8 +196,8 @@ async fn seen_capabilities(
     ))
 }
 
-/// The user of a jailed program as the host sees it, which sleeps for so many seconds and has no other
-/// capabilities than these bits. The inner error says that a wall is missing.
+/// The user of a jailed program as the host sees it, which sleeps for 300 and so many seconds and has no
+/// other capabilities than these bits. The inner error says that a wall is missing.
 pub(super) async fn seen_user(
     provider: &dyn SandboxProvider,
     seconds: u8,
@@ -206,11 +207,11 @@ pub(super) async fn seen_user(
     // Nobody else's words; daemons of containers keep their programs elsewhere than below us.
     let argv = [
         "/bin/sleep".into(),
-        format!("{seconds}.{}", std::process::id()),
+        format!("{}.{}", 300 + u16::from(seconds), std::process::id()),
     ];
     let words = argv.join("\0") + "\0";
     let look = async {
-        for _ in 0..100 {
+        loop {
             tokio::time::sleep(Duration::from_millis(20)).await;
             for pid in descendants(0) {
                 let said = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
@@ -219,15 +220,16 @@ pub(super) async fn seen_user(
                 }
             }
         }
-        None
     };
     let request = ExecRequest {
         program: Program::Argv(argv.to_vec()),
         stdin: Vec::new(),
-        deadline: Duration::from_secs(10),
+        deadline: Duration::from_secs(60),
     };
-    let (result, status) = tokio::join!(sandbox.exec(request), look);
-    result?;
+    let status = tokio::select! {
+        ended = sandbox.exec(request) => ended.map(|_| None)?,
+        status = look => status,
+    };
     sandbox.destroy().await?;
     let Some(status) = status else {
         return Ok(Err(escaped("the program was not found on the host")));
@@ -278,7 +280,7 @@ print(made)";
             let request = ExecRequest {
                 program,
                 stdin: Vec::new(),
-                deadline: Duration::from_secs(20),
+                deadline: Duration::from_secs(60),
             };
             let result = other.exec(request).await?;
             let ending = result.ending;
@@ -377,7 +379,7 @@ async fn many_creates(
             let request = ExecRequest {
                 program: Program::Argv(vec!["/bin/true".into()]),
                 stdin: Vec::new(),
-                deadline: Duration::from_secs(10),
+                deadline: Duration::from_secs(60),
             };
             let result = sandbox.exec(request).await?;
             if result.ending != (Ending::Exited { code: 0 }) {

@@ -340,7 +340,7 @@ pub async fn run(
             deadline: Duration::from_millis(if matches!(expect, Expect::Timeout) {
                 300
             } else {
-                20_000
+                60_000
             }),
         };
         let result = place.exec(request).await?;
@@ -388,7 +388,7 @@ async fn judge(
     let check = ExecRequest {
         program: program("python", "print(6 * 7)"),
         stdin: Vec::new(),
-        deadline: Duration::from_secs(20),
+        deadline: Duration::from_secs(60),
     };
     let healthy = sibling.exec(check).await?;
     Ok(if healthy.stdout == b"42\n" {

@@ -180,7 +180,7 @@ async fn as_user(
     let request = ExecRequest {
         program: Program::Shell(script.into()),
         stdin: Vec::new(),
-        deadline: Duration::from_secs(10),
+        deadline: Duration::from_secs(60),
     };
     let options = ExecOptions {
         user: Some(user.into()),

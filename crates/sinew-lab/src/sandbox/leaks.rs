@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Loops before the first count: templates, interpreters that wait, folders of the run.
 const WARM_UP: usize = 3;
 /// Time that the kernel may take to free destroyed things.
-const SETTLE: Duration = Duration::from_secs(10);
+const SETTLE: Duration = Duration::from_secs(60);
 /// Deepest that folders of a run are walked.
 const MAX_DEPTH: usize = 8;
 

@@ -9,7 +9,7 @@
 //! | `N_idle_memory` | MiB that the system has less than before | 8 GiB for 5,000 |
 //! | `N_idle_answering` | sandboxes that still run a program | all |
 
-use crate::attack::host::Residue;
+use crate::attack::host::{LOOKS, Residue};
 use crate::sandbox::{BenchRow, OnRow, Parts, Subjects, exec};
 use futures::StreamExt;
 use sinew_sandbox::{
@@ -123,7 +123,7 @@ async fn creates(
 /// Processes, groups and mounts are counted by `Residue`, which waits up to two seconds for the kernel to
 /// free them.
 async fn leaks(provider: &Arc<dyn SandboxProvider>, before: Residue, scale: &Scale) -> BenchRow {
-    let left = before.left_since().await;
+    let left = before.left_since(LOOKS).await;
     BenchRow {
         name: named(provider, &format!("left_after_{}_creates", scale.creates)),
         value: f64::from(u8::from(left.is_some())),

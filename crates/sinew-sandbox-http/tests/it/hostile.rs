@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Timeout of the tests. The tested events take about a second.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of the tests, which only ends a hang. The tested events take about a second.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 async fn server_with_short_timeouts(connections: usize) -> Server {
     let change = |b: &mut sinew_sandbox_http::Bounds| {
@@ -129,7 +129,7 @@ async fn owners_have_separate_connection_quotas() {
         if ask_on(&mut stream, ANN).await == "200" {
             break;
         }
-        assert!(attempt < 100, "no connection became free");
+        assert!(attempt < 3000, "no connection became free");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     server.stop().await;

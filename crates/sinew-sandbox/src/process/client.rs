@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Maximum time until the spawner is ready.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Result of a request.
 #[derive(Debug, Default)]
@@ -181,7 +181,7 @@ impl Client {
         if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
             let mut waiting = self.lock();
             waiting.ends.remove(&seq);
-            return Err(unsent(&waiting, &e));
+            return Err(unsent(&mut waiting, &e));
         }
         Ok(receiver)
     }
@@ -205,7 +205,7 @@ impl Client {
         if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
             let mut waiting = self.lock();
             waiting.answers.remove(&seq);
-            return Err(unsent(&waiting, &e));
+            return Err(unsent(&mut waiting, &e));
         }
         match receiver.await {
             Ok(Ok(answer)) => Ok(answer),
@@ -215,10 +215,13 @@ impl Client {
     }
 }
 
-/// A spawner that dies closes its socket a moment before that is noticed.
-fn unsent(waiting: &Waiting, why: &sinew_jail::Error) -> SandboxError {
-    let hung_up = matches!(why.errno(), Some(libc::EPIPE | libc::ECONNRESET));
-    if waiting.dead.is_some() || hung_up {
+/// A spawner that dies closes its socket a moment before the thread that reads notices it. Whoever sees it
+/// first notes it, so that the next caller waits for the next spawner.
+fn unsent(waiting: &mut Waiting, why: &sinew_jail::Error) -> SandboxError {
+    if matches!(why.errno(), Some(libc::EPIPE | libc::ECONNRESET)) {
+        waiting.dead.get_or_insert_with(|| GONE.into());
+    }
+    if waiting.dead.is_some() {
         gone()
     } else {
         io_error("ask the spawner", why)
@@ -254,7 +257,10 @@ fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, Vec<String>), SandboxErro
     let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
     let ready = poll(&mut fds, timeout).map_err(|e| io_error("poll", e))?;
     if ready == 0 {
-        return Err(unavailable("the spawner did not get ready in 20 s"));
+        let seconds = START_TIMEOUT.as_secs();
+        return Err(unavailable(format!(
+            "the spawner did not get ready in {seconds} s"
+        )));
     }
     let mut buffer = vec![0; MAX_PACKET + 1];
     match receive(socket.as_fd(), &mut buffer) {

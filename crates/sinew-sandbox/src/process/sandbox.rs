@@ -22,7 +22,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 
 /// Maximum time until a killed sandbox is gone.
-const KILL_GRACE: Duration = Duration::from_secs(10);
+const KILL_GRACE: Duration = Duration::from_secs(60);
 /// Largest program: one argument of execve may have 128 KiB.
 const MAX_PROGRAM_BYTES: usize = 96 << 10;
 /// Memory that can be missing for one allocation of the kernel's.

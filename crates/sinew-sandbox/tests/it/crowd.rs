@@ -16,7 +16,7 @@ use std::time::Duration;
 const SANDBOXES: usize = 260;
 const PROGRAMS: usize = 120;
 /// Time after which a wait counts as endless.
-const STUCK: Duration = Duration::from_secs(30);
+const STUCK: Duration = Duration::from_secs(240);
 
 /// A file of another process.
 fn file_of(pid: i32, fd: i32) -> OwnedFd {

@@ -1,7 +1,7 @@
 //! Files of sandboxes: snapshots, forks and archives have the same content, cost no more than it, and keep
 //! nobody else waiting.
 
-use crate::{OK, exec, provider, python, small, text, with};
+use crate::{OK, SOON_MS, exec, provider, python, small, text, with};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sinew_sandbox::{
@@ -35,7 +35,7 @@ async fn an_archive_holds_nothing_that_was_deleted() {
             "mkdir d e; echo x > d/secret; echo y > e/gone; echo z > kept",
             "rm -rf d; mkdir d; rm -r e; mkdir e; echo new > e/new",
         ] {
-            let ran = exec(sandbox.as_mut(), Program::Shell(script.into()), 5000).await;
+            let ran = exec(sandbox.as_mut(), Program::Shell(script.into()), SOON_MS).await;
             assert_eq!(ran.ending, OK, "{}", text(&ran.stderr));
             saved.push(sandbox.snapshot().await.unwrap());
         }
@@ -43,7 +43,7 @@ async fn an_archive_holds_nothing_that_was_deleted() {
         assert_eq!(names(&archive), ["d", "e", "e/new", "kept"], "{attached}");
         let mut fork = provider.fork(&small(), &saved[1]).await.unwrap();
         let look = Program::Shell("find . | sort | tr '\\n' ' '".into());
-        let seen = exec(fork.as_mut(), look, 5000).await;
+        let seen = exec(fork.as_mut(), look, SOON_MS).await;
         assert_eq!(text(&seen.stdout), ". ./d ./e ./e/new ./kept ");
     }
 }

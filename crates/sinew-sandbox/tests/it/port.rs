@@ -1,7 +1,8 @@
 //! Operations of the port in addition to plain executions: streams, snapshots, loopback, pools.
 
 use crate::{
-    OK, children, exec, no_groups_soon, provider, python, small, spawner_pid, steady, text, with,
+    OK, SOON_MS, children, exec, no_groups_soon, provider, python, small, spawner_pid, steady,
+    text, with,
 };
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, Network, NullProvider, OutputStream, Pool, PoolConfig,
@@ -9,6 +10,7 @@ use sinew_sandbox::{
     SandboxSpec,
 };
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -75,17 +77,22 @@ async fn forks_of_the_zygote_end_as_interpreters_do() {
 
 #[tokio::test]
 async fn output_streams_and_each_execution_has_an_environment() {
-    let provider = provider();
+    // A folder of the host, in which a program sees that its first output has arrived.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let arrived = folder.path().join("arrived");
+    let shown = (folder.path().to_owned(), "/volumes/host".into());
+    let provider = with(|config| config.shows.push(shown));
     let mut sandbox = provider.acquire(&small()).await.unwrap();
     for program in [
-        Program::Python("import os, sys, time\nprint(os.environ['COLOUR'], flush=True)\ntime.sleep(0.1)\nprint('end', file=sys.stderr)".into()),
-        Program::Shell("echo $COLOUR; sleep 0.1; echo end >&2".into()),
+        Program::Python("import os, sys, time\nprint(os.environ['COLOUR'], flush=True)\nwhile not os.path.exists('/volumes/host/arrived'): time.sleep(0.01)\nprint('end', file=sys.stderr)".into()),
+        Program::Shell("echo $COLOUR; while [ ! -e /volumes/host/arrived ]; do sleep 0.05; done; echo end >&2".into()),
     ] {
         let (sender, mut receiver) = tokio::sync::mpsc::channel(4);
         let request = ExecRequest {
             program,
             stdin: Vec::new(),
-            deadline: Duration::from_secs(5),
+            deadline: Duration::from_millis(SOON_MS),
         };
         let options = ExecOptions {
             env: vec![("COLOUR".into(), "green".into())],
@@ -96,6 +103,7 @@ async fn output_streams_and_each_execution_has_an_environment() {
             let mut chunks = Vec::new();
             while let Some(chunk) = receiver.recv().await {
                 chunks.push((chunk.stream, text(&chunk.bytes)));
+                std::fs::write(&arrived, "").unwrap();
             }
             chunks
         };
@@ -105,6 +113,7 @@ async fn output_streams_and_each_execution_has_an_environment() {
         assert_eq!(chunks[0], (OutputStream::Stdout, "green\n".into()));
         assert_eq!(chunks[1], (OutputStream::Stderr, "end\n".into()));
         assert_eq!(result.usage.output_bytes, 10);
+        std::fs::remove_file(&arrived).unwrap();
     }
     let after = python(sandbox.as_mut(), "import os; print('COLOUR' in os.environ)").await;
     assert_eq!(text(&after.stdout), "False\n");
@@ -283,10 +292,7 @@ async fn a_dead_zygote_is_replaced() {
         .unwrap();
     // Requests to the zygote while it dies are lost and reported.
     let proc = std::path::PathBuf::from(format!("/proc/{zygote}"));
-    for _ in 0..1000 {
-        if !proc.exists() {
-            break;
-        }
+    while proc.exists() {
         std::thread::sleep(Duration::from_millis(5));
     }
     for i in 0..3 {
@@ -321,7 +327,9 @@ async fn a_pool_hands_out_clean_sandboxes_within_its_bounds() {
     let stats = pool.stats();
     assert!(stats.most_starts <= 2 && stats.ready <= 6, "{stats:?}");
     assert_eq!(stats.hits + stats.misses, 200);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    while pool.stats().ready < pool.stats().target {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let mut ready = pool.acquire(&small()).await.unwrap();
     assert_eq!(
         text(&python(ready.as_mut(), "print(1)").await.stdout),
@@ -468,7 +476,7 @@ async fn an_image_is_the_root() {
     let provider = with(|config| config.image = Some(image.clone()));
     let mut sandbox = provider.acquire(&small()).await.unwrap();
     let look = Program::Shell("cd /; echo *; echo usr/bin/*; echo x > /usr/x".into());
-    let result = exec(sandbox.as_mut(), look, 5000).await;
+    let result = exec(sandbox.as_mut(), look, SOON_MS).await;
     let out = text(&result.stdout);
     assert_eq!(
         out,
@@ -554,7 +562,7 @@ async fn a_sandbox_isolates_for_whoever_runs_it() {
         assert!(said.contains(sure), "{sure}: {said}");
     }
     assert!(!said.contains("'3'"), "{said}");
-    let shell = exec(sandbox.as_mut(), Program::Shell("cat kept".into()), 5000).await;
+    let shell = exec(sandbox.as_mut(), Program::Shell("cat kept".into()), SOON_MS).await;
     assert_eq!(text(&shell.stdout), "x");
     let snapshot = sandbox.snapshot().await.unwrap();
     let mut fork = provider.fork(&small(), &snapshot).await.unwrap();
@@ -586,14 +594,25 @@ async fn a_fork_bomb_takes_its_own_processes(provider: &ProcessProvider) {
         .iter()
         .any(|p| p.name == "processes" && p.enforced);
     assert!(processes, "{:?}", provider.protections());
-    let bomb = "import os, time\nn = 0\ntry:\n    while n < 200:\n        if os.fork() == 0: time.sleep(30); os._exit(0)\n        n += 1\nexcept OSError as e: print(n, flush=True)\ntime.sleep(30)";
-    let mut other = provider.acquire(&small()).await.unwrap();
+    let bomb = "import os, time\nn = 0\ntry:\n    while n < 200:\n        if os.fork() == 0: time.sleep(300); os._exit(0)\n        n += 1\nexcept OSError as e: print(n, flush=True)\ntime.sleep(300)";
     for program in [
         Program::Python(bomb.into()),
         Program::Argv(vec!["/usr/bin/python3".into(), "-c".into(), bomb.into()]),
     ] {
+        let mut other = provider.acquire(&small()).await.unwrap();
+        let (sender, mut output) = tokio::sync::mpsc::channel(4);
+        let request = ExecRequest {
+            program,
+            stdin: Vec::new(),
+            deadline: Duration::from_secs(300),
+        };
+        let options = ExecOptions {
+            output: Some(sender),
+            ..ExecOptions::default()
+        };
         let beside = async {
-            tokio::time::sleep(Duration::from_millis(500)).await;
+            // It says how many it has when it gets no more.
+            let forked = output.recv().await.unwrap();
             let mut made = provider.acquire(&small()).await.unwrap();
             let result = python(
                 made.as_mut(),
@@ -601,14 +620,17 @@ async fn a_fork_bomb_takes_its_own_processes(provider: &ProcessProvider) {
             );
             let result = result.await;
             made.destroy().await.unwrap();
-            result
+            (forked, result)
         };
-        let (bombed, beside) = tokio::join!(exec(other.as_mut(), program, 1500), beside);
-        let forked: u32 = text(&bombed.stdout).trim().parse().unwrap();
+        let (forked, beside) = tokio::select! {
+            ended = other.exec_with(request, options) => panic!("the bomb ended: {ended:?}"),
+            seen = beside => seen,
+        };
+        let forked: u32 = text(&forked.bytes).trim().parse().unwrap();
         assert!((1..8).contains(&forked), "{forked} processes");
         assert_eq!(text(&beside.stdout), "0\n", "{}", text(&beside.stderr));
+        other.destroy().await.unwrap();
     }
-    other.destroy().await.unwrap();
 }
 
 #[test]

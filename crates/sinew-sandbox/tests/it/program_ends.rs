@@ -1,6 +1,8 @@
 //! Ends of Python programs: reported exactly, with their whole output, and no process survives.
 
-use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, text, with};
+use crate::{
+    OK, SOON_MS, children, exec, groups, provider, python, small, spawner_pid, text, with,
+};
 use sinew_sandbox::{Ending, Limits, Program, SandboxProvider, SandboxSpec};
 use std::time::Duration;
 
@@ -144,7 +146,7 @@ async fn a_program_is_over_for_whatever_is_asked_next() {
     let shell = exec(
         sandbox.as_mut(),
         Program::Shell("ls; kill -9 $$".into()),
-        5000,
+        SOON_MS,
     )
     .await;
     assert_eq!(shell.ending, Ending::Signalled { signal: 9 });
@@ -269,7 +271,7 @@ async fn an_interpreter_waits_where_the_last_program_was_python() {
         let mut seen = 0;
         // One that is made ready comes some milliseconds after the end of a program.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        for _ in 0..500 {
+        for _ in 0..6000 {
             let mut open = vec![spawner];
             seen = 0;
             while let Some(pid) = open.pop() {
@@ -287,10 +289,10 @@ async fn an_interpreter_waits_where_the_last_program_was_python() {
     let program = || Program::Argv(vec!["/bin/true".into()]);
     // The one that forks, and the one that waits.
     interpreters(2).await;
-    assert_eq!(exec(one.as_mut(), program(), 5000).await.ending, OK);
+    assert_eq!(exec(one.as_mut(), program(), SOON_MS).await.ending, OK);
     interpreters(1).await;
     let mut two = provider.acquire(&small()).await.unwrap();
-    assert_eq!(exec(two.as_mut(), program(), 5000).await.ending, OK);
+    assert_eq!(exec(two.as_mut(), program(), SOON_MS).await.ending, OK);
     interpreters(1).await;
     assert_eq!(python(one.as_mut(), "print(1)").await.ending, OK);
     interpreters(2).await;

@@ -48,7 +48,7 @@ impl User {
     /// Reads until the terminal shows `text`, which is then behind.
     async fn sees(&mut self, text: &str) {
         while !self.seen.contains(text) {
-            let bytes = tokio::time::timeout(Duration::from_secs(30), self.shown.recv()).await;
+            let bytes = tokio::time::timeout(Duration::from_secs(120), self.shown.recv()).await;
             let bytes = bytes.unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.seen));
             let bytes =
                 bytes.unwrap_or_else(|| panic!("no {text:?} before the end: {:?}", self.seen));
@@ -200,9 +200,12 @@ async fn a_session_ends_with_its_time_and_with_its_user() {
         Ending::Signalled { signal: 1 }
     );
     // A user who takes nothing holds the program back, and does not keep it from its end.
-    let much = argv(&["/bin/sh", "-c", "while :; do echo 0123456789; done"], 500);
+    let much = argv(
+        &["/bin/sh", "-c", "while :; do echo 0123456789; done"],
+        2000,
+    );
     let result = with_user(sandbox.as_mut(), much, async |mut user| {
-        tokio::time::sleep(Duration::from_millis(700)).await;
+        tokio::time::sleep(Duration::from_millis(2500)).await;
         let bytes = user.rest().await;
         assert!((1000..4 << 20).contains(&bytes), "{bytes}");
     });

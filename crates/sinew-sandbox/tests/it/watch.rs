@@ -1,7 +1,9 @@
 //! Supervision of running programs: the spawner and the zygote, CPU time of all processes together, readers
 //! of output. It also covers effects of a program on the place of the next one.
 
-use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, steady, text, with};
+use crate::{
+    OK, SOON_MS, children, exec, groups, provider, python, small, spawner_pid, steady, text, with,
+};
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, Limits, Network, Pool, Program, SandboxError,
     SandboxProvider, SandboxSpec,
@@ -151,7 +153,7 @@ async fn a_stopped_or_killed_zygote_is_replaced_and_its_program_runs() {
     let provider = with(|config| config.warm_python = false);
     let mut sandbox = provider.acquire(&small()).await.unwrap();
     let run = |n: u32| Program::Python(format!("print({n})"));
-    assert_eq!(exec(sandbox.as_mut(), run(0), 5000).await.ending, OK);
+    assert_eq!(exec(sandbox.as_mut(), run(0), SOON_MS).await.ending, OK);
     let pid = inner();
     for (n, with) in [(1, "STOP"), (2, "KILL")] {
         let before = zygote();
@@ -163,7 +165,7 @@ async fn a_stopped_or_killed_zygote_is_replaced_and_its_program_runs() {
         );
         assert_ne!(zygote(), before);
     }
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if zombies(pid) == 0 {
             return;
         }
@@ -196,8 +198,9 @@ while True: time.sleep(1)";
         ] {
             let result = exec(sandbox.as_mut(), program, 60_000).await;
             assert_eq!(result.ending, Ending::Timeout);
+            // All of them would take 4.8 s; the look at what they took can be late.
             let spent = result.usage.cpu_s;
-            assert!((1.0..2.0).contains(&spent), "{spent} s");
+            assert!((1.0..4.0).contains(&spent), "{spent} s");
         }
         // Children that nobody waits for, which the kernel reaps or an orphan's parent.
         for (orphan, least) in [
@@ -231,7 +234,7 @@ os.read(r, 1)",
             assert!((least..1.0).contains(&spent), "{spent} s");
         }
         let idle = python(sandbox.as_mut(), "print(1)").await;
-        assert!(idle.usage.cpu_s < 0.2, "each counts from zero");
+        assert!(idle.usage.cpu_s < 0.4, "each counts from zero");
     }
     let own = provider();
     let row = own.protections();
@@ -257,7 +260,7 @@ async fn what_a_program_does_to_its_work_folder_is_no_failure_of_the_host() {
                 let next = python(sandbox.as_mut(), "import os; print(os.getcwd())").await;
                 assert_eq!(next.ending, OK, "{}", text(&next.stderr));
                 let shell = Program::Shell("echo here".into());
-                let shell = exec(sandbox.as_mut(), shell, 5000).await;
+                let shell = exec(sandbox.as_mut(), shell, SOON_MS).await;
                 assert_eq!((shell.ending, text(&shell.stdout)), (OK, "here\n".into()));
                 assert_eq!(sandbox.read_file("kept", 100).await.unwrap(), b"text");
                 let open = "import os; os.chmod('/work', 0o700)";
@@ -294,7 +297,7 @@ async fn a_sandbox_full_of_files_is_no_failure_of_the_host() {
             let request = ExecRequest {
                 program,
                 stdin: Vec::new(),
-                deadline: Duration::from_secs(10),
+                deadline: Duration::from_millis(SOON_MS),
             };
             // It may have room, or run out of memory; the host is not at fault.
             let result = sandbox.exec(request).await.unwrap();
@@ -308,18 +311,21 @@ async fn a_sandbox_full_of_files_is_no_failure_of_the_host() {
 async fn a_slow_reader_of_output_changes_no_ending() {
     let provider = provider();
     let mut sandbox = provider.acquire(&small()).await.unwrap();
-    for (code, expected) in [
+    for (code, expected, seconds) in [
         (
             "while True: print('x' * 100_000, flush=True)",
             Ending::OutputLimit,
+            60,
         ),
         (
             "import time\nfor _ in range(3): print('x' * 1000, flush=True); time.sleep(0.01)\nwhile True: time.sleep(1)",
             Ending::Timeout,
+            3,
         ),
         (
             "import sys, time\nfor _ in range(3): print('x' * 1000, flush=True); time.sleep(0.01)\nsys.exit(3)",
             Ending::Exited { code: 3 },
+            3,
         ),
     ] {
         // One piece fits and nobody takes it.
@@ -327,7 +333,7 @@ async fn a_slow_reader_of_output_changes_no_ending() {
         let request = ExecRequest {
             program: Program::Python(code.into()),
             stdin: Vec::new(),
-            deadline: Duration::from_secs(1),
+            deadline: Duration::from_secs(seconds),
         };
         let options = ExecOptions {
             output: Some(output),
@@ -362,7 +368,7 @@ async fn streamed_text_comes_in_whole_characters() {
     let request = ExecRequest {
         program: Program::Python(code.into()),
         stdin: Vec::new(),
-        deadline: Duration::from_secs(20),
+        deadline: Duration::from_millis(SOON_MS),
     };
     let options = ExecOptions {
         output: Some(output),
