@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_result_is_the_last_json_line() {
         let script = "echo noise; echo '{\"version\":\"x 1\",\"values\":[1,3,2],\"peak_bytes\":8}'";
-        let (_dir, peers) = peers(script, Duration::from_secs(20));
+        let (_dir, peers) = peers(script, Duration::from_secs(60));
         let result = peers.run("peer.py", &[]).unwrap();
         assert_eq!(result.version, "x 1");
         assert_eq!(result.summary.median, 2.0);
@@ -185,7 +185,7 @@ mod tests {
     fn failures_say_why() {
         let (_dir, mut p) = peers(
             "echo no module named torch >&2; exit 1",
-            Duration::from_secs(20),
+            Duration::from_secs(60),
         );
         let why = |p: &Peers, script| p.run(script, &[]).unwrap_err().to_string();
         assert!(why(&p, "peer.py").contains("no module named torch"));

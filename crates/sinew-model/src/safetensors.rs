@@ -139,7 +139,9 @@ impl Safetensors {
     ) -> Result<(), SafetensorsError> {
         let (metadata, data_start) = read_header(&path, &*source)?;
         let shard = self.shards.len();
-        for (name, info) in metadata.tensors() {
+        // In order of names, so that an error names the same tensor each time.
+        let tensors: BTreeMap<_, _> = metadata.tensors().into_iter().collect();
+        for (name, info) in tensors {
             let stored = match info.dtype {
                 Dtype::F32 => StoredType::F32,
                 Dtype::F16 => StoredType::F16,

@@ -25,7 +25,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Maximum time of a worker for its end once its input is closed.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for the status of a worker that closed its pipes.
-const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Gradients of one tensor or group of tensors begin at a multiple of as many numbers.
 const PADDING: usize = 64;

@@ -31,6 +31,8 @@ const LOOPBACK: &str = if cfg!(target_os = "macos") {
 };
 /// Interval of looking for the address of the server.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Ports that are tried for the rendezvous.
+const PORT_TRIES: usize = 100;
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 32;
 
@@ -210,11 +212,22 @@ impl Private {
     }
 }
 
-/// A port that is free at this moment, for the rendezvous of the ranks.
+/// A port that is free at this moment, for the rendezvous of the ranks. Rank 0 binds it only after it has
+/// loaded torch, so it is below the ports that systems give to others by themselves: from 32768 on.
 fn free_port() -> Result<u16, TorchError> {
-    let bound = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
-    let address = bound.map_err(|e| TorchError::Setup(format!("no free port: {e}")))?;
-    Ok(address.port())
+    let failed = |e: String| TorchError::Setup(format!("no free port: {e}"));
+    let mut tries = 0;
+    loop {
+        let mut random = [0; 2];
+        getrandom::fill(&mut random).map_err(|e| failed(e.to_string()))?;
+        let port = 20_000 + u16::from_le_bytes(random) % 10_000;
+        tries += 1;
+        match TcpListener::bind(("127.0.0.1", port)) {
+            Ok(_) => return Ok(port),
+            Err(e) if tries == PORT_TRIES => return Err(failed(e.to_string())),
+            Err(_) => {}
+        }
+    }
 }
 
 /// Starts a rank in the process group of `leader`, or as the leader of a new one.

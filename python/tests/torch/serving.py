@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -30,15 +31,21 @@ class Failed(Exception):
         self.status, self.error = status, error
 
 
+def free_port() -> int:
+    """A port that nobody has, below those that the system gives to others until rank 0 binds it."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 class Group:
     """Ranks of one server."""
 
     def __init__(self, folder: Path, world: int, timeout_s: float = 60.0, start: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "token").write_text(TOKEN)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.ready, self.world = folder / "ready", world
         self.processes = []
         self.fence, self.seq = 1, 0

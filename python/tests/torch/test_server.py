@@ -375,7 +375,7 @@ def test_stopped_rank_and_end_of_owner(models: Any, tmp_path: Path) -> None:
             assert process.stdin
             process.stdin.close()
         for process in two.processes:
-            process.wait(30)
+            process.wait(60)
 
 
 SMALL_FILES = """

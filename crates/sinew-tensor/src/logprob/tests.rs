@@ -203,8 +203,9 @@ impl Case {
         for kernels in KernelSet::available_f32() {
             let dev = Cpu::new(kernels, 2);
             let [logprob, lse, entropy] = self.forward(&dev);
-            assert_close("logprob", &logprob, &exact.logprob, 2e-6);
-            assert_close("lse", &lse, &exact.lse, 2e-6);
+            // Products of 48 terms that nearly cancel are off by 2e-6 about once in 80,000 shapes.
+            assert_close("logprob", &logprob, &exact.logprob, 4e-6);
+            assert_close("lse", &lse, &exact.lse, 4e-6);
             assert_close("entropy", &entropy, &exact.entropy, 5e-6);
             let (fast_dx, fast_dw) = self.backward(&dev, &d_logprob, &d_entropy);
             assert_close("dx", &fast_dx, &dx, 2e-5);

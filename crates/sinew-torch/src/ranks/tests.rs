@@ -33,7 +33,7 @@ fn is_running(pid: u32) -> bool {
 }
 
 fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(20));

@@ -81,6 +81,7 @@ pub(crate) fn a_killed_rank_is_named(bench: Bench, model: &Path) {
     let pid = Pid::from_raw(i32::try_from(pids[1]).unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
     let start = Instant::now();
+    // The limit of a collective, which the survivors would wait for, is 60 s.
     let error = torch.forward(&wave, PLAIN).unwrap_err();
     assert!(
         error
@@ -88,7 +89,7 @@ pub(crate) fn a_killed_rank_is_named(bench: Bench, model: &Path) {
             .contains("rank 1 of the torch trainer ended: signal: 9 (SIGKILL)"),
         "{error}"
     );
-    assert!(start.elapsed() < Duration::from_secs(30));
+    assert!(start.elapsed() < Duration::from_secs(55));
     assert!(!torch.is_usable());
     assert_eq!(torch.forward(&wave, PLAIN).unwrap_err(), error);
     drop(torch);

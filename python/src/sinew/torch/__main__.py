@@ -76,8 +76,7 @@ def serve(ranks: Ranks, secret: bytes) -> None:
     threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
     write_ready(server.url)
     print(f"listens at {server.url}", file=sys.stderr)
-    lead(ranks, Commands(ranks), desk)
-    time.sleep(0.3)  # the answer to `close` leaves on another thread
+    lead(ranks, Commands(ranks), desk).sent.wait(30)  # the answer to `close` leaves on another thread
 
 
 def main() -> None:

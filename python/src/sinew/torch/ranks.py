@@ -292,6 +292,8 @@ class Watch(threading.Thread):
             self.since = now
         cause = next((one for one in self.errors if not one["symptom"]), None)
         if cause is None and self.since is not None:
+            # If this process stood still, the beats that it missed are read before a rank is blamed.
+            self._read_beats()
             rank = self.silent(SILENT_S)
             if rank is not None:
                 cause = self._gone(rank)

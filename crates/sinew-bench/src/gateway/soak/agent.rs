@@ -352,7 +352,8 @@ impl Agent {
         };
         let answer = self.send(body, true).await?;
         let again = content(answer, tally).await?;
-        if again.as_ref() != Some(&first) {
+        // A repetition may run into the deadline as well, or find its rollout expired.
+        if again.as_ref().is_some_and(|again| *again != first) {
             tally.wrong(&format!("{first:?} was asked for again and was {again:?}"));
         }
         Ok(again)
