@@ -36,9 +36,11 @@ class Group:
     def __init__(self, folder: Path, world: int, timeout_s: float = 60.0, start: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "token").write_text(TOKEN)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        # Held until the end: rank 0 listens there only after its imports, and nobody else may get it meanwhile.
+        self.held = socket.socket()
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind(("127.0.0.1", 0))
+        port = self.held.getsockname()[1]
         self.ready, self.world = folder / "ready", world
         self.processes = []
         self.fence, self.seq = 1, 0
@@ -67,7 +69,7 @@ class Group:
 
     def wait(self) -> Group:
         """Waits until rank 0 listens."""
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while not self.ready.exists():
             if time.monotonic() > end or any(p.poll() is not None for p in self.processes):
                 raise RuntimeError(self.logs())
@@ -133,6 +135,7 @@ class Group:
             process.wait()
             assert process.stdin
             process.stdin.close()
+        self.held.close()
 
 
 @contextlib.contextmanager

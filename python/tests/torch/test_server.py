@@ -375,7 +375,7 @@ def test_stopped_rank_and_end_of_owner(models: Any, tmp_path: Path) -> None:
             assert process.stdin
             process.stdin.close()
         for process in two.processes:
-            process.wait(30)
+            process.wait(120)
 
 
 SMALL_FILES = """
@@ -398,7 +398,7 @@ def test_three_ranks_and_a_killed_one(pair: serving.Group, models: Any, tmp_path
         names = saved(pair, tmp_path, name)
     first = tmp_path / "first"
     assert (first / "model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
-    with serving.group(tmp_path / "three", 3, 30, SMALL_FILES) as three:
+    with serving.group(tmp_path / "three", 3, 120, SMALL_FILES) as three:
         assert three.open(models("gpt_oss"))["lanes"] == 3
         three.call("load", folder=str(first), number=2)
         third = saved(three, tmp_path, "third")
@@ -429,7 +429,7 @@ def lose(group: serving.Group, rank: int) -> None:
     began = time.monotonic()
     with pytest.raises(serving.Failed) as failed:
         forward(group, wave(1, 2, 3))
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 120
     error = failed.value.error
     assert (failed.value.status, error["kind"], error["rank"]) == (500, "rank", rank), error
     assert "killed" in error["text"]
@@ -438,4 +438,4 @@ def lose(group: serving.Group, rank: int) -> None:
     assert failed.value.error == error | {"kind": "broken"}
     assert group.call("status")["broken"]["rank"] == rank
     group.call("close")
-    assert group.processes[0].wait(60) == 0
+    assert group.processes[0].wait(120) == 0
