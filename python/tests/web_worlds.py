@@ -229,6 +229,11 @@ async def odd_pages_are_played(odd: type) -> None:
         assert '[2] button "no"' in seen and 'confirm "sure?"' in seen, seen
         assert '"clicked"' in await click("press")
         await click("fetch")
+        # The browser says so when it has come to it: no action waits for that.
+        for _ in range(1200):
+            if page.refused == 2:
+                break
+            await asyncio.sleep(0.05)
         assert page.refused == 2
         # A window that a page opens gets no answers, and the page stays.
         assert (await click("open")).startswith('page "Odd" /\n') and "/second" not in player.env.asked
