@@ -22,6 +22,7 @@ use sinew_view::{RunSummary, ViewError};
 use std::fs::{DirBuilder, File, TryLockError};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Reason why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -324,12 +325,23 @@ impl RunDir {
     }
 }
 
+/// Tries of a lock before a run counts as in use: a look whether it is holds the lock for a moment, too.
+const LOCK_TRIES: u32 = 20;
+/// Pause between two tries.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+
 /// Creates a folder and takes its lock. Only its user can read it: it holds the texts of agents and users.
 pub(crate) fn create_locked(path: &Path) -> Result<File, TryLockError> {
     let mut folder = DirBuilder::new();
     let made = folder.recursive(true).mode(0o700).create(path);
     let lock = made.and_then(|()| File::create(path.join("lock")));
     let lock = lock.map_err(TryLockError::Error)?;
+    for _ in 1..LOCK_TRIES {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            tried => return tried.map(|()| lock),
+        }
+    }
     lock.try_lock()?;
     Ok(lock)
 }
@@ -356,10 +368,11 @@ pub fn holds_run(run_dir: &Path) -> bool {
     run_dir.join("recipe.toml").exists()
 }
 
-/// Whether a process holds the run. The lock is tried, and released at once.
+/// Whether a process holds the run. The lock is tried as shared, so that two looks do not see each other, and
+/// released at once.
 pub fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
-    let tried = lock.map(|lock| lock.try_lock());
+    let tried = lock.map(|lock| lock.try_lock_shared());
     matches!(tried, Ok(Err(TryLockError::WouldBlock)))
 }
 
