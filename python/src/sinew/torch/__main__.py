@@ -14,6 +14,9 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from .ranks import Prefixed, Ranks, Watch, watch_stdin  # noqa: E402
 
+#: Longest wait for the answer to `close` to leave, in seconds.
+ANSWER_S = 10.0
+
 
 def token() -> bytes:
     """The bearer token."""
@@ -76,8 +79,8 @@ def serve(ranks: Ranks, secret: bytes) -> None:
     threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
     write_ready(server.url)
     print(f"listens at {server.url}", file=sys.stderr)
-    lead(ranks, Commands(ranks), desk)
-    time.sleep(0.3)  # the answer to `close` leaves on another thread
+    # The answer to `close` leaves on another thread.
+    lead(ranks, Commands(ranks), desk).sent.wait(ANSWER_S)
 
 
 def main() -> None:

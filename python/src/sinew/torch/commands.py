@@ -257,8 +257,8 @@ def follow(ranks: Ranks, commands: Commands) -> None:
             return
 
 
-def lead(ranks: Ranks, commands: Commands, desk: Any) -> None:
-    """The loop of rank 0."""
+def lead(ranks: Ranks, commands: Commands, desk: Any) -> Any:
+    """The loop of rank 0, until `close`, whose job it returns."""
     while True:
         job = desk.next()
         began = time.monotonic()
@@ -282,7 +282,7 @@ def lead(ranks: Ranks, commands: Commands, desk: Any) -> None:
         except Exception as error:
             fatal(ranks, error)
         if job.verb == "close":
-            return
+            return job
 
 
 def finish(commands: Commands, job: Any, results: list[Any], began: float, desk: Any) -> None:

@@ -26,7 +26,7 @@ class Job:
 
     def __init__(self, verb: str, body: dict[str, Any]) -> None:
         self.verb, self.body = verb, body
-        self.done = threading.Event()
+        self.done, self.sent = threading.Event(), threading.Event()
         self.status, self.answer = 200, b""
 
     def finish(self, answer: dict[str, Any]) -> None:
@@ -183,7 +183,10 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(error)
             return
         job.done.wait()
-        self._send(job.status, job.answer)
+        try:
+            self._send(job.status, job.answer)
+        finally:
+            job.sent.set()
 
 
 class Server(ThreadingHTTPServer):
