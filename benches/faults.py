@@ -26,6 +26,7 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import statistics
 import struct
 import subprocess
@@ -84,7 +85,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 ThreadingHTTPServer.request_queue_size = 256
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("listens", flush=True)
+server.serve_forever()
 """
 EATER = """
 import os, sys
@@ -146,7 +149,7 @@ SAYS = {
     "torn": [],
 }
 #: Longest time that one session may take, and that processes may need to go after their run.
-SESSION_S, GONE_S = 180.0, 20.0
+SESSION_S, GONE_S = 600.0, 60.0
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 LIBC = ctypes.CDLL(None, use_errno=True)
 SUBREAPER, NEWTIME = 36, 0x80
@@ -257,17 +260,23 @@ class Scorer:
     """The reward server, which can be killed and started again at the same port."""
 
     def __init__(self, folder):
-        self.folder, self.port = folder, 20000 + random.SystemRandom().randrange(12000)
+        # Held, so that nobody else gets the port while the server is killed.
+        self.folder, self.held = folder, socket.socket()
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind(("127.0.0.1", 0))
+        self.port = self.held.getsockname()[1]
         (folder / "scorer.py").write_text(SCORER)
         self.start()
 
     def start(self):
         args = [sys.executable, self.folder / "scorer.py", str(self.port)]
-        self.process = subprocess.Popen(args)
+        self.process = subprocess.Popen(args, stdout=subprocess.PIPE)
+        if not self.process.stdout.readline():
+            raise SystemExit(f"the reward server does not listen on port {self.port}")
 
     def kill(self):
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
 
 class Faults:

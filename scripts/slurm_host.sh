@@ -87,7 +87,7 @@ done
 tries=0
 until squeue > /dev/null 2>&1; do
     tries=$((tries + 1))
-    test "$tries" -lt 60 || { echo "slurmctld does not answer: $folder/slurmctld.log" >&2; ended; exit 1; }
+    test "$tries" -lt 240 || { echo "slurmctld does not answer: $folder/slurmctld.log" >&2; ended; exit 1; }
     sleep 0.5
 done
 echo "export SLURM_CONF=$folder/slurm.conf"

@@ -10,6 +10,7 @@ import asyncio
 import http.server
 import json
 import logging
+import socket
 import threading
 import time
 import urllib.request
@@ -33,13 +34,16 @@ class Gateway:
         #: Requests to open a rollout, answered or not.
         self.opening = 0
         self.server: http.server.ThreadingHTTPServer | None = None
-        self.port = 0
+        # Holds the port while nothing listens there, so that no other program gets it.
+        self.held = socket.socket()
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind(("127.0.0.1", 0))
+        self.port = self.held.getsockname()[1]
         self.listen()
 
     def listen(self) -> None:
         handler = type("Handler", (_Handler,), {"gateway": self})
-        server = _Server(("127.0.0.1", self.port), handler)
-        self.server, self.port = server, server.server_address[1]
+        server = self.server = _Server(("127.0.0.1", self.port), handler)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
@@ -54,9 +58,10 @@ class Gateway:
     def __exit__(self, *_: object) -> None:
         if self.server is not None:
             self.close()
+        self.held.close()
 
     def client(self, **options: Any) -> Client:
-        return Client(f"http://127.0.0.1:{self.port}", "t", timeout_s=10.0, **options)
+        return Client(f"http://127.0.0.1:{self.port}", "t", timeout_s=60.0, **options)
 
     def ends(self) -> list[str]:
         """How each rollout ended, `open` for those that did not."""
@@ -125,7 +130,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def call(model: sinew.Model) -> None:
     """One call of the model."""
     request = urllib.request.Request(model.base_url + "/chat", b"{}", method="POST")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         answer.read()
 
 
@@ -181,7 +186,7 @@ def agents_that_block_do_not_wait_for_each_other() -> None:
     def agent(task: Task, model: sinew.Model) -> float:
         call(model)
         if next(count) < at_once:
-            barrier.wait(30)
+            barrier.wait(60)
         return 1.0
 
     with Gateway(most=at_once) as gateway, gateway.client() as client:
@@ -212,7 +217,8 @@ def a_gateway_that_comes_back_is_found_again() -> None:
     with Gateway() as gateway, gateway.client(tries=1) as client:
         async def lost() -> sinew.Worked:
             working = asyncio.create_task(agent.train(client, ["a"], concurrency=3, reconnect_s=0.3))
-            while gateway.ends().count("terminated") < 5:
+            # The answers to three ends may be lost with the gateway.
+            while gateway.ends().count("terminated") < 5 + 3:
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(gateway.close)
             return await working
@@ -231,7 +237,7 @@ def what_is_cancelled_leaves_no_rollout_open() -> None:
     @sinew.rollout
     def blocks(task: Task, model: sinew.Model) -> float:
         call(model)
-        time.sleep(5)
+        time.sleep(600)
         return 1.0
 
     async def cancelled(client: Client, agent: Any, gateway: Gateway) -> None:
@@ -326,7 +332,7 @@ def the_timeout_of_a_tool_is_not_that_of_the_rollout() -> None:
         return 1.0
 
     with Gateway() as gateway, gateway.client() as client:
-        for prompt, timeout_s in (("async", 60.0), ("plain", 60.0), ("hang", 0.3)):
+        for prompt, timeout_s in (("async", 60.0), ("plain", 60.0), ("hang", 3.0)):
             result = asyncio.run(agent.arun(client, prompt, timeout_s=timeout_s))
             cut = prompt == "hang"
             assert result.timed_out == cut and "Timeout" in type(result.error).__name__, result

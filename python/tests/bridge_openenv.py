@@ -79,7 +79,7 @@ async def full():
         except RuntimeError as error:
             assert "CAPACITY_REACHED" in str(error), error
         await three.close()
-    for _ in range(100):
+    for _ in range(600):
         try:
             async with GenericEnvClient(base_url=URL) as env:
                 await env.reset()

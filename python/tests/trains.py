@@ -242,9 +242,12 @@ def a_run_ends_with_its_process() -> None:
     parent = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
     assert parent.returncode == -signal.SIGKILL
     pid = int(parent.stdout)
-    for _ in range(600):
-        if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
-            break
+    for _ in range(1200):
+        try:
+            if " Z " in Path(f"/proc/{pid}/stat").read_text():
+                break
+        except OSError:
+            break  # it is gone
         time.sleep(0.1)
     else:
         raise AssertionError("the run outlived its process")

@@ -213,6 +213,9 @@ class Run:
         running = self.state == "running"
         self._finalizer()
         if running:
+            # Steps that the program ended meanwhile are steps of the run as well.
+            while (line := self._program.take()) is not None:
+                self._line(line)
             with contextlib.suppress(SinewError):
                 self._ended()
 

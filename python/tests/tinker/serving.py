@@ -76,20 +76,17 @@ def write_model(folder: Path, seed: int = 3) -> Path:
     return folder
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Server:
     """One server, which can be killed and started again on its port and its state."""
 
     def __init__(self, folder: Path, model: Path, more: tuple[str, ...] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.model, self.more = folder, model, more
-        self.port = free_port()
+        # Held, so that nobody else gets the port while the server does not listen there.
+        self.held = socket.socket()
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind(("127.0.0.1", 0))
+        self.port = self.held.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.state = folder / "state"
         self.keys = folder / "keys"
@@ -115,7 +112,7 @@ class Server:
             *self.more,
         ]
 
-    def start(self, seconds: float = 60.0) -> Server:
+    def start(self, seconds: float = 120.0) -> Server:
         """Starts the program, and waits until it answers."""
         with open(self.folder / "server.log", "ab") as log:
             # Products in f32: AMX rounds their inputs to bfloat16.

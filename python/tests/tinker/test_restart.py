@@ -21,9 +21,8 @@ KILLS = int(os.environ.get("SINEW_KILLS", "3"))
 STEPS = 2 * KILLS
 
 
-def run(service: tinker.ServiceClient, folder: Path, rest: tinker.RestClient, pause: float) -> list[float]:
-    """Trains for some steps, and returns the losses and the final log-probs of a prompt."""
-    training = service.create_lora_training_client(serving.MODEL, rank=4, seed=2).result()
+def run(training: tinker.TrainingClient, pause: float) -> list[float]:
+    """Trains for some steps, and returns the losses and the log-probs of samples."""
     values = []
     for number in range(STEPS):
         # Two steps are in flight at a time.
@@ -37,10 +36,6 @@ def run(service: tinker.ServiceClient, folder: Path, rest: tinker.RestClient, pa
         ).result()
         values += [value for sequence in sample.sequences for value in sequence.logprobs or []]
         time.sleep(pause)
-    saved = training.save_weights_external("end").result().path
-    for name, url in rest.get_external_weights_urls(saved).result().urls.items():
-        folder.mkdir(exist_ok=True)
-        urllib.request.urlretrieve(url, folder / name)
     return values
 
 
@@ -63,13 +58,19 @@ def test_kills_change_nothing(model: Path, tmp_path: Path, kills: int) -> None:
         thread = threading.Thread(target=killer)
         thread.start()
         try:
-            values = run(service, tmp_path / f"{name}-adapter", rest, 0.3)
+            training = service.create_lora_training_client(serving.MODEL, rank=4, seed=2).result()
+            values = run(training, 0.3)
         finally:
             ended.set()
             thread.join()
+        # Nothing repeats the download of a file, so the server is not killed any more.
+        saved = training.save_weights_external("end").result().path
+        (folder := tmp_path / f"{name}-adapter").mkdir()
+        for file, url in rest.get_external_weights_urls(saved).result().urls.items():
+            urllib.request.urlretrieve(url, folder / file)
         service.close("success").result()
         server.stop()
-        results.append((values, reference.Adapter(tmp_path / f"{name}-adapter")))
+        results.append((values, reference.Adapter(folder)))
     (calm, calm_adapter), (killed, killed_adapter) = results
     assert calm == killed
     for name, tensor in calm_adapter.tensors.items():

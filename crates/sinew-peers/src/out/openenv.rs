@@ -128,7 +128,7 @@ async fn upgrade(
 
 /// One session, until the client closes it or is silent for the length of a lease.
 async fn session(mut socket: WebSocket, shared: Arc<Shared>) {
-    let Ok(_place) = Arc::clone(&shared.places).try_acquire_owned() else {
+    let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
         // Clients look for the reason only after their first message.
         let _ = tokio::time::timeout(FIRST_MESSAGE, socket.recv()).await;
         let why = format!("all {} sessions are in use", shared.offer.sessions);
@@ -154,6 +154,8 @@ async fn session(mut socket: WebSocket, shared: Arc<Shared>) {
         }
     }
     session.play.close().await;
+    // A client whose session is closed may begin the next one at once.
+    drop(place);
     let _ = socket.send(Frame::Close(None)).await;
 }
 

@@ -56,6 +56,8 @@ ATTACKS = {
     "web.py": {"inside": [["../etc"], ["a/../../b"], [".."]], "label": [["<script>", 1], ["a&<b", 2]]},
     "bank.py": {"withdraw": [[10, -5, 50], [10, 11, 50], [1000, 51, 50]]},
 }
+#: Seconds of a run of the tests. Those of the repository take a moment; a busy machine takes longer to start Python.
+TESTS_S = 20.0
 #: Names that run code from texts or start programs.
 FORBIDDEN = {"eval", "exec", "compile", "__import__", "globals", "getattr", "open", "os", "subprocess", "importlib", "builtins"}
 #: An operator, and what a bug makes of it.
@@ -197,16 +199,16 @@ class Repo(Env):
     def run_tests(self):
         "Run test_all.py."
         self.spend()
-        done = run_code(TESTS, self.files)
+        done = run_code(TESTS, self.files, timeout_s=TESTS_S)
         if done.ending == "timeout":
-            return "The tests took longer than 5 seconds."
+            return f"The tests took longer than {TESTS_S:g} seconds."
         return "All tests pass." if done.exit == 0 else done.stderr[-600:]
 
     def reward(self, task):
         file = self.task["file"]
         hidden, attacks = self.calls(file, True), self.attacks(file)
         given = {"module": file[:-3], "calls": [call[:2] for call in hidden + attacks]}
-        values = self.values(run_code(RUNNER, self.files, json.dumps(given)).stdout) or []
+        values = self.values(run_code(RUNNER, self.files, json.dumps(given), TESTS_S).stdout) or []
         count = len(hidden)
         right = values[:count] == [value for _, _, value in hidden]
         refused = values[count:] == [value for _, _, value in attacks]
