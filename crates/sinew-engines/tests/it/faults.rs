@@ -1,9 +1,7 @@
 //! Each thing that a server can do wrong, on each kind of server.
 
 use crate::mock::{Fault, Kind, MODEL, Mock};
-use crate::support::{
-    backend, config, hasty, remote, request, submit, until, until_idle_because,
-};
+use crate::support::{backend, config, hasty, remote, request, submit, until, until_idle_because};
 use sinew_engines::{RemoteEngine, VllmApi};
 use sinew_types::{Engine, FinishReason};
 use std::time::Duration;
