@@ -93,6 +93,7 @@ async function show(again = false) {
   const signal = state.abort.signal;
   try {
     if (!again || spec.wants.includes("runs")) await loadRuns();
+    if (signal.aborted) return;
     state.page = page;
     drawNav(page);
     drawTop(page);

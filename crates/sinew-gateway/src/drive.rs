@@ -117,8 +117,7 @@ pub(crate) async fn drive(work: Work, running: Arc<RunningCall>, permit: OwnedSe
         rollout.answers.keep(answer);
     }
     drop((driver, permit));
-    running.finish(result);
-    rollout.ended(&running);
+    rollout.ended(&running, result);
 }
 
 impl Driver {

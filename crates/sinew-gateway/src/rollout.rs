@@ -4,7 +4,7 @@ use crate::journal::{Journal, Receipt, Record};
 use crate::running::{ABORT_GRACE, RunningCall, Subscription};
 use crate::secret::Secret;
 use crate::session::Session;
-use sinew_dialect::{Answers, ApiError};
+use sinew_dialect::{Answers, ApiError, ModelResponse};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -139,9 +139,15 @@ impl Rollout {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the end of a call; its answer can be repeated for a while.
-    pub(crate) fn ended(&self, call: &Arc<RunningCall>) {
+    /// Sends the result of a call to its readers and records its end; its answer can be repeated for a while.
+    pub(crate) fn ended(
+        &self,
+        call: &Arc<RunningCall>,
+        result: Result<Arc<ModelResponse>, ApiError>,
+    ) {
         let mut calls = self.calls();
+        // Under the lock: who has the result does not find the call running.
+        call.finish(result);
         let mut running = calls.running.iter();
         let found = running.position(|(_, running)| Arc::ptr_eq(running, call));
         if let Some((Some(key), call)) = found.map(|i| calls.running.swap_remove(i))

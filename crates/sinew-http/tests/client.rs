@@ -110,7 +110,7 @@ fn redirects_are_followed_up_to_their_number() {
 
 #[test]
 fn a_server_that_is_silent_is_left() {
-    let short = Some(Duration::from_millis(50));
+    let short = Some(Duration::from_millis(500));
     let deadline = ClientOptions {
         deadline: short,
         ..ClientOptions::default()

@@ -150,23 +150,23 @@ async fn ends_its_worker(tool: &str, timeout_s: f64, said: &str) {
 
 #[tokio::test]
 async fn a_crash_takes_the_sessions_of_its_worker() {
-    ends_its_worker("die", 20.0, "exited 9").await;
+    ends_its_worker("die", 60.0, "exited 9").await;
 }
 
 #[tokio::test]
 async fn a_hang_takes_the_sessions_of_its_worker() {
-    ends_its_worker("hang", 0.6, "longer than 0.6 s").await;
-    ends_its_worker("spin", 0.6, "longer than 0.6 s").await;
+    ends_its_worker("hang", 3.0, "longer than 3 s").await;
+    ends_its_worker("spin", 3.0, "longer than 3 s").await;
 }
 
 #[tokio::test]
 async fn a_broken_frame_takes_the_sessions_of_its_worker() {
-    ends_its_worker("break_in", 20.0, "broke the protocol").await;
+    ends_its_worker("break_in", 60.0, "broke the protocol").await;
 }
 
 #[tokio::test]
 async fn a_call_that_takes_all_memory_takes_the_sessions_of_its_worker() {
-    ends_its_worker("eat", 20.0, "out_of_memory").await;
+    ends_its_worker("eat", 60.0, "out_of_memory").await;
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ class E(Env):
 "#;
 
 /// Our server of a class, and its address with the key. It ends with the runtime of the test.
-async fn served(max_episodes: usize) -> (String, EnvServer, TempDir) {
+async fn served(max_episodes: usize, lease_s: u64) -> (String, EnvServer, TempDir) {
     let (workers, dir) = tokio::task::spawn_blocking(|| {
         let target = (sinew_bridge::TargetKind::Env, "E");
         crate::support::workers(SHOP, target, Sizes::default()).unwrap()
@@ -60,7 +60,7 @@ async fn served(max_episodes: usize) -> (String, EnvServer, TempDir) {
     let options = ServeOptions {
         tools: factory.specs().to_vec(),
         max_episodes,
-        lease: Duration::from_secs(1),
+        lease: Duration::from_secs(lease_s),
         key: "secret".into(),
         example: Some(task(json!({"want": ["tea"]}))),
         tasks: None,
@@ -79,7 +79,7 @@ async fn connect(keys: Http) -> Result<HttpEnvFactory, String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_class_behind_http_is_the_class() {
-    let (url, _server, _dir) = served(4).await;
+    let (url, _server, _dir) = served(4, 60).await;
     let factory = connect(Http::new(&url)).await.unwrap();
     assert_eq!(factory.name(), "http:user.py:E");
     let mut env = factory
@@ -145,7 +145,7 @@ async fn a_class_behind_http_is_the_class() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_are_typed_and_no_score_is_never_0() {
-    let (url, server, _dir) = served(1).await;
+    let (url, server, _dir) = served(1, 60).await;
     let factory = connect(Http::new(&url)).await.unwrap();
     let mut env = factory.create(&task(json!({"broken": true}))).unwrap();
     let error = env.reset().await.unwrap_err();
@@ -181,9 +181,9 @@ async fn errors_are_typed_and_no_score_is_never_0() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn places_are_obeyed_and_leases_are_renewed() {
-    let (url, server, _dir) = served(2).await;
+    let (url, server, _dir) = served(2, 2).await;
     let keys = Http {
-        wait_s: 0.3,
+        wait_s: 2.0,
         ..Http::new(&url)
     };
     let factory = connect(keys).await.unwrap();
@@ -201,7 +201,7 @@ async fn places_are_obeyed_and_leases_are_renewed() {
     );
     third.close().await.unwrap();
     // Longer than two leases: the client renews them, and the server frees what no one renews.
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    tokio::time::sleep(Duration::from_millis(4500)).await;
     assert!(envs[0].score().await.is_ok_and(|o| !o.unscored));
     drop(envs.pop());
     let mut again = factory.create(&task(json!({"want": []}))).unwrap();
@@ -213,14 +213,14 @@ async fn places_are_obeyed_and_leases_are_renewed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_server_keeps_the_protocol() {
-    let (url, server, _dir) = served(3).await;
+    let (url, server, _dir) = served(3, 2).await;
     let url = url.replace("env:secret@", "");
     let options = ConformanceOptions {
         url: url.clone(),
         key: Some("secret".into()),
         task: serde_json::Map::new(),
         group: 8,
-        timeout: Duration::from_secs(20),
+        timeout: Duration::from_secs(60),
     };
     let rows = conformance(&options).await.unwrap();
     assert_eq!(rows.len(), 15);
@@ -245,7 +245,7 @@ async fn asked(url: &str, request: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn web_pages_of_other_sites_reach_nothing() {
-    let (url, server, _dir) = served(3).await;
+    let (url, server, _dir) = served(3, 60).await;
     let at = url.rsplit('@').next().unwrap().to_owned();
     let body = json!({"episode": "e", "task": task(json!({"want": []}))}).to_string();
     let post = |host: &str, kind: &str, more: &str| {
@@ -306,8 +306,8 @@ async fn liar(rest: &'static [u8]) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_that_fail_or_lie_fail_the_episode() {
     for (rest, said) in [
-        (&b""[..], "no answer within 0.5 s"),
-        (b"what?\r\n\r\n", "no answer within 0.5 s"),
+        (&b""[..], "no answer within 2 s"),
+        (b"what?\r\n\r\n", "no answer within 2 s"),
         (
             b"HTTP/1.1 500 Oh\r\ncontent-length: 3\r\n\r\nbad",
             "500: bad",
@@ -334,8 +334,9 @@ async fn servers_that_fail_or_lie_fail_the_episode() {
         ),
     ] {
         let url = liar(rest).await;
+        let late = said.starts_with("no answer");
         let keys = Http {
-            timeout_s: 0.5,
+            timeout_s: if late { 2.0 } else { 60.0 },
             ..Http::new(&url)
         };
         let factory = connect(keys).await.unwrap();

@@ -171,7 +171,7 @@ async fn unknown_images_and_images_without_python_are_named() {
 #[tokio::test]
 async fn an_episode_waits_for_a_worker_that_runs_another_image() {
     let dir = folder();
-    let factory = factory(dir.path(), roots(dir.path()), 6).unwrap();
+    let factory = factory(dir.path(), roots(dir.path()), 12).unwrap();
     let mut first = begun(&factory, json!({"image": "first"})).await.unwrap();
     let error = begun(&factory, json!({"image": "second"})).await;
     let error = error.err().unwrap().to_string();

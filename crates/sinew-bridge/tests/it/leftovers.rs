@@ -305,7 +305,7 @@ from sinew import Env, run_code, tool
 class E(Env):
     @tool
     def run(self, code: str) -> str:
-        ran = run_code(code, {"a.txt": "x"}, "typed", 20.0)
+        ran = run_code(code, {"a.txt": "x"}, "typed", 60.0)
         late = run_code("while True: pass", timeout_s=0.3)
         return "%s %s %s" % (ran.exit, ran.stdout.strip(), late.ending)
     def reward(self):
@@ -341,7 +341,7 @@ from sinew import Env, run_code, tool
 class E(Env):
     @tool
     def run(self, code: str) -> str:
-        return run_code(code, timeout_s=20.0).stdout
+        return run_code(code, timeout_s=60.0).stdout
     def reward(self):
         return 0.0
 "#;

@@ -7,6 +7,7 @@ use sinew_env::{Action, CallError, Env, EnvConfig, EnvFactory};
 use sinew_types::{FailureKind, Role};
 use std::path::Path;
 use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// A server of MCP over standard input and output, as short as it can be. Its tools come in two pages.
 const SERVER: &str = r#"
@@ -80,7 +81,7 @@ fn started(source: &str, startup_timeout_s: f64) -> Result<(McpEnvFactory, TempD
     let file = dir.path().join("server.py");
     std::fs::write(&file, source).unwrap();
     let keys = Mcp {
-        timeout_s: 1.0,
+        timeout_s: 3.0,
         startup_timeout_s,
         sessions: 2,
         ..Mcp::new(vec![command("python3", &file)])
@@ -108,7 +109,7 @@ async fn ask(env: &mut dyn Env, tool: &str, arguments: Value) -> Result<(String,
 
 #[tokio::test]
 async fn tools_of_a_server_are_those_of_the_episode() {
-    let (factory, _dir) = started(SERVER, 20.0).unwrap();
+    let (factory, _dir) = started(SERVER, 60.0).unwrap();
     let mut env = factory.create(&task(json!({}))).unwrap();
     let reset = env.reset().await.unwrap();
     assert_eq!(reset.messages.last().unwrap().content.text(), "Buy tea.");
@@ -163,7 +164,7 @@ async fn tools_of_a_server_are_those_of_the_episode() {
 
 #[tokio::test]
 async fn errors_are_observations_and_a_server_that_ends_fails_the_episode() {
-    let (factory, _dir) = started(SERVER, 20.0).unwrap();
+    let (factory, _dir) = started(SERVER, 60.0).unwrap();
     let mut env = factory.create(&task(json!({}))).unwrap();
     env.reset().await.unwrap();
     for (tool, arguments, said, error) in [
@@ -197,7 +198,7 @@ async fn errors_are_observations_and_a_server_that_ends_fails_the_episode() {
     let mut next = factory.create(&task(json!({}))).unwrap();
     next.reset().await.unwrap();
     let (text, is_error) = ask(next.as_mut(), "hang", json!({})).await.unwrap();
-    assert!(is_error && text.contains("took longer than 1 s"), "{text}");
+    assert!(is_error && text.contains("took longer than 3 s"), "{text}");
     next.close().await.unwrap();
 }
 
@@ -205,8 +206,8 @@ async fn errors_are_observations_and_a_server_that_ends_fails_the_episode() {
 fn servers_that_cannot_work_are_refused_at_the_start() {
     let endless = "import sys\nfor line in sys.stdin:\n    print('[]')\n";
     for (source, seconds, said) in [
-        ("import no_such_package", 20.0, "ModuleNotFoundError"),
-        ("print('hello')\n", 20.0, "exited 0"),
+        ("import no_such_package", 60.0, "ModuleNotFoundError"),
+        ("print('hello')\n", 60.0, "exited 0"),
         (endless, 3.0, "did not answer within 3 s"),
     ] {
         let error = started(source, seconds).unwrap_err();
@@ -259,28 +260,21 @@ async fn servers_of_the_official_sdk_work() {
     let source = "import sys\nfrom mcp.server import MCPServer\nserver = MCPServer('shop')\n\n\
         @server.tool()\ndef price(item: str) -> int:\n    \"Price of an item.\"\n    \
         return {'tea': 6}[item]\n\n\
-        if len(sys.argv) > 1:\n    \
-        server.run('streamable-http', port=int(sys.argv[1]))\nelse:\n    server.run('stdio')\n";
+        if len(sys.argv) > 1:\n    import socket, uvicorn\n    \
+        at = socket.create_server(('127.0.0.1', 0))\n    print(at.getsockname()[1], flush=True)\n    \
+        app = uvicorn.Config(server.streamable_http_app(), log_level='warning')\n    \
+        uvicorn.Server(app).run(sockets=[at])\nelse:\n    server.run('stdio')\n";
     std::fs::write(&file, source).unwrap();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
     let mut outside = tokio::process::Command::new(&python)
-        .args([file.to_str().unwrap(), &port.to_string()])
+        .args([file.to_str().unwrap(), "http"])
+        .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::null())
         .kill_on_drop(true)
         .spawn()
         .unwrap();
+    let mut told = BufReader::new(outside.stdout.take().unwrap()).lines();
+    let port = told.next_line().await.unwrap().expect("it has a port");
     let url = format!("http://127.0.0.1:{port}/mcp");
-    for _ in 0..300 {
-        if tokio::net::TcpStream::connect(("127.0.0.1", port))
-            .await
-            .is_ok()
-        {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
     let at = McpServer {
         url,
         ..McpServer::default()

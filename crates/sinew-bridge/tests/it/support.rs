@@ -25,7 +25,7 @@ impl Default for Sizes {
         Self {
             workers: 1,
             sessions: 64,
-            timeout_s: 20.0,
+            timeout_s: 60.0,
         }
     }
 }

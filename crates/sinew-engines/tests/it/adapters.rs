@@ -100,7 +100,7 @@ fn requests_in_flight_end_on_the_adapter_that_they_asked_for() {
         let b = bench(&[kind], backend);
         b.load(1).unwrap();
         b.mocks[0].state.spans.store(true, Ordering::SeqCst);
-        b.mocks[0].fail_next(Fault::Slow(10));
+        b.mocks[0].hold_next();
         let old = submit(&b.engine, long(1));
         until("it samples", || b.engine.counters().sampled_tokens > 2);
         b.load(2).unwrap();
@@ -111,6 +111,7 @@ fn requests_in_flight_end_on_the_adapter_that_they_asked_for() {
             b.mocks[0].adapters(),
             ["run-v1-000000aa", "run-v2-000000aa"]
         );
+        b.mocks[0].release();
         assert_eq!(versions(old), [1; 20], "{kind:?}");
         until("the old one is removed", || {
             b.mocks[0].adapters() == ["run-v2-000000aa"]
@@ -137,7 +138,7 @@ fn requests_in_flight_end_on_the_adapter_that_they_asked_for() {
 fn folders_of_adapters_stay_as_long_as_they_are_asked_for() {
     let b = bench(&[Kind::Vllm], backend);
     b.load(1).unwrap();
-    b.mocks[0].fail_next(Fault::Slow(30));
+    b.mocks[0].hold_next();
     let old = submit(&b.engine, long(1));
     until("it samples", || b.engine.counters().sampled_tokens > 2);
     for version in 2..6 {
@@ -148,6 +149,7 @@ fn folders_of_adapters_stay_as_long_as_they_are_asked_for() {
         folders.contains(&"v00000001-000000aa".to_owned()),
         "{folders:?}"
     );
+    b.mocks[0].release();
     assert_eq!(versions(old), [1; 20]);
     until("the old ones are removed", || {
         b.mocks[0].adapters() == ["run-v5-000000aa"]

@@ -12,7 +12,7 @@ fn episodes_survive_the_death_of_their_server() {
         engine.engines().iter().all(|e| e.idle_because.is_none())
     });
     for mock in &mocks {
-        (0..8).for_each(|_| mock.fail_next(Fault::Slow(10)));
+        (0..8).for_each(|_| mock.hold_next());
     }
     let pending: Vec<_> = (0..8)
         .map(|id| {
@@ -26,6 +26,7 @@ fn episodes_survive_the_death_of_their_server() {
     assert!(mocks[0].generations() > 0 && mocks[1].generations() > 0);
     let on_first = mocks[0].generations() as u64;
     mocks[0].kill();
+    mocks[1].release();
     for pending in pending {
         let outcome = pending.outcome();
         assert_eq!(outcome.reason(), &FinishReason::Length);

@@ -1,7 +1,7 @@
 //! Each thing that a server can do wrong, on each kind of server.
 
 use crate::mock::{Fault, Kind, MODEL, Mock};
-use crate::support::{backend, config, remote, request, submit, until, until_idle_because, vllm};
+use crate::support::{backend, config, hasty, remote, request, submit, until, until_idle_because};
 use sinew_engines::{RemoteEngine, VllmApi};
 use sinew_types::{Engine, FinishReason};
 use std::time::Duration;
@@ -16,11 +16,11 @@ fn each(test: impl Fn(&str, &Mock, &RemoteEngine)) {
     ];
     for (i, kind) in kinds.into_iter().enumerate() {
         let mock = Mock::start(kind);
-        let backend = match i {
-            1 => vllm(&mock, VllmApi::Generate),
-            _ => backend(&mock),
+        let api = match i {
+            1 => VllmApi::Generate,
+            _ => VllmApi::Completions,
         };
-        let engine = remote(vec![backend], config());
+        let engine = remote(vec![hasty(&mock, api)], config());
         let name = format!("{kind:?} {i}");
         eprintln!("{name}");
         test(&name, &mock, &engine);
@@ -208,11 +208,11 @@ fn a_queue_without_an_engine_has_a_deadline_and_says_why() {
     let backends = vec![backend(&mock)];
     mock.kill();
     let mut config = config();
-    config.router.max_wait_s = 0.3;
+    config.router.max_wait_s = 2.0;
     let engine = RemoteEngine::new(backends, None, config).unwrap();
     let error = submit(&engine, long(1)).outcome().error();
     assert!(
-        error.contains("no engine within 0.3 s") && error.contains("connect"),
+        error.contains("no engine within 2 s") && error.contains("connect"),
         "{error}"
     );
 }

@@ -73,10 +73,11 @@ fn a_request_in_flight_while_weights_are_loaded_is_not_refused() {
         let mock = Mock::start(kind);
         mock.set_label("v0-000000aa");
         let engine = remote(vec![backend(&mock)], following());
-        mock.fail_next(Fault::Slow(20));
+        mock.hold_next();
         let running = submit(&engine, long(1));
         until("it samples", || engine.counters().sampled_tokens > 1);
         mock.set_label("loading-v1-000000aa");
+        mock.release();
         until("the attempt is interrupted", || {
             engine.counters().interrupted_attempts > 0
         });

@@ -111,7 +111,7 @@ fn a_replaced_adapter_samples_the_rest() {
         let b = bench(&[kind], backend);
         b.load("a", 1).unwrap();
         b.load("b", 1).unwrap();
-        b.mocks[0].fail_next(Fault::Slow(30));
+        b.mocks[0].fail_next(Fault::HangAfter(3));
         let replaced = submit(&b.engine, of("a", 1));
         until("it samples", || b.engine.counters().sampled_tokens > 2);
         b.mocks[0].fail_next(Fault::Slow(2));
@@ -147,7 +147,7 @@ fn an_unloaded_adapter_ends_its_requests_and_no_others() {
         let b = bench(&[kind], backend);
         b.load("a", 1).unwrap();
         b.load("b", 1).unwrap();
-        b.mocks[0].fail_next(Fault::Slow(30));
+        b.mocks[0].fail_next(Fault::HangAfter(3));
         let gone = submit(&b.engine, of("a", 1));
         until("it samples", || b.engine.counters().sampled_tokens > 2);
         let other = submit(&b.engine, of("b", 2));

@@ -93,11 +93,11 @@ fn weights_that_were_discarded_are_loaded_again_before_a_token_is_sampled() {
 #[test]
 fn the_time_of_a_sleep_counts_against_no_request() {
     let mut config = config();
-    config.router.max_wait_s = 0.4;
+    config.router.max_wait_s = 2.0;
     let b = bench(&[Kind::Vllm], config);
     b.engine.sleep().unwrap();
     let pending = submit(&b.engine, long(1));
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(Duration::from_millis(2500));
     load(&b.engine, 2).unwrap();
     b.engine.wake().unwrap();
     assert_eq!(versions(pending), [2; 20]);

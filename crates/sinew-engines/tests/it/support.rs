@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes that works.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateRequest {
     let sampling = SamplingParams {
@@ -105,17 +105,16 @@ pub(crate) fn try_submit(
     Ok(Pending(events))
 }
 
-/// Short times, so that faults are found soon, but none that a busy machine takes for a token.
 pub(crate) fn server(mock: &Mock) -> ServerConfig {
     ServerConfig {
         vocab: Some(crate::mock::VOCAB),
         timeouts: Timeouts {
-            connect_s: 5.0,
-            first_token_s: 3.0,
-            between_tokens_s: 2.0,
-            whole_s: 30.0,
-            control_s: 5.0,
-            load_s: 10.0,
+            connect_s: PATIENCE.as_secs_f64(),
+            first_token_s: PATIENCE.as_secs_f64(),
+            between_tokens_s: PATIENCE.as_secs_f64(),
+            whole_s: PATIENCE.as_secs_f64(),
+            control_s: PATIENCE.as_secs_f64(),
+            load_s: PATIENCE.as_secs_f64(),
         },
         ..ServerConfig::new(mock.url())
     }
@@ -149,12 +148,17 @@ pub(crate) fn deep(mock: &Mock) -> Arc<dyn Backend> {
     }
 }
 
-/// One that waits long for the next token.
-pub(crate) fn patient(mock: &Mock) -> Arc<dyn Backend> {
+/// One that soon finds a server that sends nothing, but not before a busy machine has sampled a token.
+pub(crate) fn hasty(mock: &Mock, api: VllmApi) -> Arc<dyn Backend> {
     let mut config = server(mock);
-    config.timeouts.between_tokens_s = PATIENCE.as_secs_f64();
+    config.timeouts.first_token_s = 3.0;
+    config.timeouts.between_tokens_s = 2.0;
+    let options = VllmOptions {
+        api,
+        ..VllmOptions::default()
+    };
     match mock.state.kind {
-        Kind::Vllm => Arc::new(VllmBackend::new(config, VllmOptions::default()).unwrap()),
+        Kind::Vllm => Arc::new(VllmBackend::new(config, options).unwrap()),
         _ => Arc::new(SglangBackend::new(config, SglangOptions::default(), 77).unwrap()),
     }
 }
@@ -197,7 +201,7 @@ pub(crate) fn config() -> RemoteConfig {
     config.probe_interval_s = 0.05;
     config.router.backoff_s = 0.02;
     config.router.block_tokens = 4;
-    config.router.max_wait_s = 20.0;
+    config.router.max_wait_s = PATIENCE.as_secs_f64();
     config.router.breaker.open_s = 0.1;
     config
 }

@@ -1,10 +1,10 @@
 //! Loads of full weights: requests that stay open, replicas that disagree, answers that get lost.
 
-use crate::mock::{Fault, Keeping, Kind, Mock};
+use crate::mock::{Keeping, Kind, Mock};
 use crate::support::{
-    self, Bench, Pending, backend, config, generate, load, long, submit, until, versions,
+    self, Bench, Pending, backend, config, generate, hasty, load, long, submit, until, versions,
 };
-use sinew_engines::Backend;
+use sinew_engines::{Backend, VllmApi};
 use sinew_types::EngineError;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,19 +20,23 @@ fn bench(kinds: &[Kind], backend: fn(&Mock) -> Arc<dyn Backend>) -> Bench {
 
 /// Servers whose answers name the weights of each token; that is known from an answer.
 fn naming(kind: Kind) -> Bench {
-    let b = match kind {
-        Kind::Vllm => bench(&[kind], generate),
-        _ => bench(&[kind], backend),
-    };
+    match kind {
+        Kind::Vllm => naming_by(kind, generate),
+        _ => naming_by(kind, backend),
+    }
+}
+
+fn naming_by(kind: Kind, backend: fn(&Mock) -> Arc<dyn Backend>) -> Bench {
+    let b = bench(&[kind], backend);
     b.mocks[0].state.spans.store(true, Ordering::SeqCst);
     assert_eq!(versions(submit(&b.engine, long(100))), [1; 20]);
     b.mocks[0].calls();
     b
 }
 
-/// A request that is in the middle of its output.
+/// A request that stands in the middle of its output until the server is released.
 fn running(b: &Bench, id: u64) -> Pending {
-    b.mocks[0].fail_next(Fault::Slow(10));
+    b.mocks[0].hold_next();
     let before = b.engine.counters().sampled_tokens;
     let pending = submit(&b.engine, long(id));
     until("it samples", || {
@@ -47,6 +51,7 @@ fn requests_stay_open_and_each_token_has_the_weights_that_sampled_it() {
         let b = naming(kind);
         let pending = running(&b, 1);
         load(&b.engine, 2).unwrap();
+        b.mocks[0].release();
         let found = versions(pending);
         assert!(
             found.is_sorted() && found[0] == 1 && found[19] == 2,
@@ -89,6 +94,7 @@ fn requests_go_on_in_another_attempt_where_tokens_are_not_named() {
         b.mocks[0].calls();
         let pending = running(&b, 1);
         load(&b.engine, 2).unwrap();
+        b.mocks[0].release();
         let found = versions(pending);
         assert!(found.is_sorted() && found[0] == 1 && found[19] == 2);
         assert_eq!(b.engine.counters().interrupted_attempts, 1, "{kind:?}");
@@ -107,6 +113,7 @@ fn a_server_that_cannot_keep_requests_is_asked_once_and_none_is_lost() {
             *b.mocks[0].state.keeping.lock().unwrap() = keeping;
             let pending = running(&b, 1);
             load(&b.engine, 2).unwrap();
+            b.mocks[0].release();
             let found = versions(pending);
             assert!(
                 found.is_sorted() && found[0] == 1 && found[19] == 2,
@@ -119,6 +126,7 @@ fn a_server_that_cannot_keep_requests_is_asked_once_and_none_is_lost() {
             assert!(asked(&b.mocks[0].calls()), "{kind:?} {keeping:?}");
             let pending = running(&b, 2);
             load(&b.engine, 3).unwrap();
+            b.mocks[0].release();
             assert_eq!(versions(pending)[19], 3);
             let calls = b.mocks[0].calls();
             assert!(!asked(&calls), "{kind:?} {keeping:?}: {calls:?}");
@@ -200,6 +208,7 @@ fn a_lost_answer_leaves_no_server_paused_or_wrong() {
             *b.mocks[0].state.loses.lock().unwrap() = Some((*command).to_owned());
             let pending = running(&b, 1);
             let lost = load(&b.engine, 2);
+            b.mocks[0].release();
             assert!(
                 matches!(lost, Err(EngineError::Weights(_))),
                 "{kind:?} {command}: {lost:?}"
@@ -228,6 +237,7 @@ fn a_server_that_is_restarted_in_the_middle_of_a_load_gets_no_label() {
             *b.mocks[0].state.restarts_after.lock().unwrap() = Some((*command).to_owned());
             let pending = running(&b, 1);
             let error = load(&b.engine, 2).unwrap_err().to_string();
+            b.mocks[0].release();
             assert!(
                 error.contains("default") || error.contains("no label"),
                 "{kind:?} {command}: {error}"
@@ -243,11 +253,12 @@ fn a_server_that_is_restarted_in_the_middle_of_a_load_gets_no_label() {
 
 #[test]
 fn a_load_that_lasts_longer_than_a_token_may_take_cuts_no_request() {
-    let b = naming(Kind::Vllm);
+    let b = naming_by(Kind::Vllm, |mock| hasty(mock, VllmApi::Generate));
     let pending = running(&b, 1);
     // Longer than the limit between two tokens, 2 s.
     *b.mocks[0].state.load_ms.lock().unwrap() = 2500;
     load(&b.engine, 2).unwrap();
+    b.mocks[0].release();
     let found = versions(pending);
     assert!(found.is_sorted() && found[19] == 2, "{found:?}");
     assert_eq!(b.engine.counters().failed_attempts, 0);

@@ -2,8 +2,8 @@
 
 use crate::mock::{Fault, Kind, Mock};
 use crate::support::{
-    self, Bench, PATIENCE, backend, config, load, long, patient, remote, submit, until,
-    until_idle_because, vllm,
+    self, Bench, PATIENCE, backend, config, load, long, remote, submit, until, until_idle_because,
+    vllm,
 };
 use sinew_engines::{Backend, RemoteEngine, VllmApi};
 use sinew_types::{Engine, FinishReason, PolicyVersion};
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 fn bench(kinds: &[Kind]) -> Bench {
-    support::bench(kinds, patient, config())
+    support::bench(kinds, backend, config())
 }
 
 #[test]

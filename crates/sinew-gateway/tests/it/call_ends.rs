@@ -1,43 +1,19 @@
 //! Ends of calls that nobody answers, waiting or at a stop, and their display until then.
 
-use crate::support::{Opened, World, answer, send, world, world_behind, world_in, world_with};
-use futures::future::BoxFuture;
+use crate::support::{
+    Narrow, Opened, World, answer, send, world, world_behind, world_in, world_with,
+};
 use serde_json::{Value, json};
-use sinew_gateway::{Capacity, CapacityPermit};
 use sinew_infer::Fault;
-use sinew_types::{Engine, EpisodeId, TokenId, TokenKind, Trace};
+use sinew_types::{Engine, TokenKind, Trace};
 use std::io::Read;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
 fn yes(_: &str) -> Option<String> {
     Some("yes".into())
-}
-
-/// Room for one call.
-struct Narrow {
-    room: Arc<Semaphore>,
-    waiting: Arc<AtomicUsize>,
-}
-
-struct Waits(Arc<AtomicUsize>);
-
-impl Drop for Waits {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl Capacity for Narrow {
-    fn acquire<'a>(&'a self, _: &'a EpisodeId, _: &'a [TokenId]) -> BoxFuture<'a, CapacityPermit> {
-        Box::pin(async {
-            self.waiting.fetch_add(1, Ordering::SeqCst);
-            let _waits = Waits(Arc::clone(&self.waiting));
-            Box::new(Arc::clone(&self.room).acquire_owned().await.unwrap()) as CapacityPermit
-        })
-    }
 }
 
 fn body() -> Value {
@@ -86,11 +62,13 @@ fn a_call_that_waits_at_the_gate_can_be_left_and_ended() {
         assert!(told["deadline_s"].as_f64().unwrap() > 500.0, "{told}");
         drop(client);
         waits(0);
-        world.until("it has failed", || world.gateway.stats().failed == 1);
+        world.until("it has ended", || live(&world, &leaves)["phase"] == "agent");
         let stats = world.gateway.stats();
-        assert_eq!((stats.clients_gone, stats.in_flight), (1, 1));
+        assert_eq!(
+            (stats.clients_gone, stats.failed, stats.in_flight),
+            (1, 1, 1)
+        );
         assert_eq!(world.view(&leaves.id)["stats"]["running"], 0);
-        assert_eq!(live(&world, &leaves)["phase"], "agent");
         // Its rollout is finished: the same, and the caller gets an error.
         let cut = scope.spawn(|| ended.post("/chat/completions", &body()));
         waits(1);
@@ -192,7 +170,7 @@ fn a_stop_refuses_new_calls_cuts_running_ones_and_keeps_what_they_sampled() {
     assert_eq!(status, 200);
     let waits = world.open();
     let whole = std::thread::spawn(move || waits.post("/chat/completions", &body()));
-    world.until("both run", || world.engine.status().running == 2);
+    world.until("both hang", || world.engine.status().sampled_tokens == 4);
     world.gateway.drain();
     for refused in [
         rollout.post("/chat/completions", &body()),

@@ -202,6 +202,7 @@ fn tokens_are_streamed_while_they_are_sampled() {
         text.push_str(&String::from_utf8_lossy(&buffer[..n]));
     }
     assert_eq!(world.engine.status().running, 1);
+    world.until("it hangs", || world.engine.status().sampled_tokens == 10);
     // The client goes away: the generation is aborted, what was sampled is kept.
     drop(reader);
     world.until("the generation ends", || world.engine.status().running == 0);
@@ -418,17 +419,15 @@ fn secrets_open_what_they_are_for() {
 fn failures_and_limits_have_their_status() {
     let world = world_with(echo, |config, fake| {
         config.server.max_rollouts = 1;
-        config.server.call_timeout = Duration::from_millis(400);
         let refuse = |error| Fault::Refuse(error);
         let full = sinew_types::EngineError::QueueFull {
             waiting: 1,
             limit: 1,
         };
         fake.faults.insert(0, refuse(full));
-        fake.faults.insert(1, Fault::HangAfter { tokens: 2 });
         let failed = sinew_types::EngineError::Failed("out of memory".into());
         fake.faults.insert(
-            2,
+            1,
             Fault::FailAfter {
                 tokens: 2,
                 error: failed,
@@ -442,25 +441,41 @@ fn failures_and_limits_have_their_status() {
     let busy = rollout.post("/chat/completions", &body);
     assert_eq!((busy.status, busy.retry_after.as_deref()), (429, Some("1")));
     assert_eq!(busy.error("code"), "engine_queue_full");
-    let late = rollout.post("/chat/completions", &body);
-    assert_eq!(
-        (late.status, late.error("code").as_str()),
-        (504, "deadline")
-    );
     let failed = rollout.post("/chat/completions", &body);
     assert_eq!(
         (failed.status, failed.error("type").as_str()),
         (500, "server_error")
     );
     assert!(failed.error("message").contains("out of memory"));
-    // None of them is a turn, and none leaves more than what was really sampled.
+    // Neither of them is a turn, and neither leaves more than what was really sampled.
     rollout.post("/chat/completions", &body).ok();
     let view = world.view(&rollout.id);
     assert_eq!(view["stats"]["running"], 0);
     assert_eq!(view["stats"]["failed"], 2);
+    assert_eq!(world.finish(&rollout.id)["branches"], 1);
+}
+
+#[test]
+fn a_late_call_keeps_what_was_sampled_until_its_deadline() {
+    let world = world_with(echo, |config, fake| {
+        config.server.call_timeout = Duration::from_secs(1);
+        fake.faults.insert(0, Fault::HangAfter { tokens: 2 });
+    });
+    let rollout = world.open();
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
+    let late = rollout.post("/chat/completions", &body);
+    assert_eq!(
+        (late.status, late.error("code").as_str()),
+        (504, "deadline")
+    );
+    let view = world.view(&rollout.id);
+    assert_eq!(view["stats"]["running"], 0);
     assert_eq!(view["stats"]["aborted"], 1);
     let finished = world.finish(&rollout.id);
-    assert_eq!(finished["branches"], 2);
+    assert_eq!(
+        (&finished["branches"], &finished["sampled_tokens"]),
+        (&json!(1), &json!(2))
+    );
 }
 
 #[test]
@@ -500,10 +515,14 @@ fn limits_of_a_rollout_cut_its_episode() {
 #[test]
 fn forgotten_rollouts_end_by_themselves() {
     let world = world_with(echo, |config, _| {
-        config.server.rollout_ttl = Duration::from_millis(200);
+        config.server.rollout_ttl = Duration::from_secs(1);
     });
-    let rollout = world.open();
-    rollout.chat(&json!([{"role": "user", "content": "x"}]));
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
+    // A rollout whose first call comes too late has ended already: another one is opened.
+    let rollout = std::iter::repeat_with(|| world.open())
+        .take(60)
+        .find(|rollout| rollout.post("/chat/completions", &body).status == 200)
+        .unwrap();
     let id = EpisodeId::new(rollout.id.as_str());
     world.until("it is stored", || world.store.get(&id).unwrap().is_some());
     let trace = world.store.get(&id).unwrap().unwrap();

@@ -1,7 +1,7 @@
 //! OpenAI's own Python client, unmodified, against the gateway.
 
 use crate::support::{run_client, world_with};
-use std::time::Duration;
+use sinew_infer::Fault;
 
 fn script(prompt: &str) -> Option<String> {
     let asked = prompt.rsplit("<|im_start|>user\n").next()?;
@@ -19,8 +19,10 @@ fn script(prompt: &str) -> Option<String> {
 
 #[test]
 fn the_openai_client_works_unmodified() {
-    // Slow enough that a stream can be left in the middle.
-    let world = world_with(script, |_, fake| fake.latency = Duration::from_millis(1));
+    // The stream that the client leaves is the ninth request: it has no end before that.
+    let world = world_with(script, |_, fake| {
+        fake.faults.insert(8, Fault::HangAfter { tokens: 200 });
+    });
     let rollout = world.open();
     run_client("openai_client.py", &rollout);
     // The stream that the client left was aborted, and everything was captured.

@@ -1,8 +1,9 @@
 //! A gateway with a fake engine, and a client for it.
 
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sinew_gateway::{
-    Capacity, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server,
+    Capacity, CapacityPermit, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server,
 };
 use sinew_grammar::{Grammars, GuidedGrammars, Vocabulary};
 use sinew_http::blocking::{Client, RequestBuilder};
@@ -10,14 +11,15 @@ use sinew_http::{ClientOptions, HttpError, Method};
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_render::{ChatRenderer, Renderer};
 use sinew_store::{MemoryStore, TraceStore};
-use sinew_types::{Engine, GenerateRequest, TokenId};
+use sinew_types::{Engine, EpisodeId, GenerateRequest, TokenId};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 pub(crate) const CONTROL: &str = "control-token-of-the-tests";
 
@@ -148,6 +150,30 @@ pub(crate) fn world_behind(
     }
 }
 
+/// Room for as many calls as its semaphore has permits.
+pub(crate) struct Narrow {
+    pub(crate) room: Arc<Semaphore>,
+    pub(crate) waiting: Arc<AtomicUsize>,
+}
+
+struct Waits(Arc<AtomicUsize>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Capacity for Narrow {
+    fn acquire<'a>(&'a self, _: &'a EpisodeId, _: &'a [TokenId]) -> BoxFuture<'a, CapacityPermit> {
+        Box::pin(async {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let _waits = Waits(Arc::clone(&self.waiting));
+            Box::new(Arc::clone(&self.room).acquire_owned().await.unwrap()) as CapacityPermit
+        })
+    }
+}
+
 pub(crate) fn world(answers: Answers) -> World {
     world_with(answers, |_, _| {})
 }
@@ -200,7 +226,7 @@ pub(crate) fn send(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Result<Reply, HttpError> {
-    let mut request = request(Duration::from_secs(30), method, url);
+    let mut request = request(Duration::from_secs(60), method, url);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -257,9 +283,9 @@ impl World {
         self.runtime.block_on(future)
     }
 
-    /// Waits until something holds; fails after ten seconds.
+    /// Waits until something holds; fails after a minute.
     pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !holds() {
             assert!(Instant::now() < deadline, "never: {what}");
             std::thread::sleep(Duration::from_millis(5));

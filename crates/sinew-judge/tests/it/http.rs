@@ -87,6 +87,6 @@ async fn every_failure_is_a_missing_score_with_its_cause() {
         std::thread::sleep(Duration::from_secs(30));
         (200, String::new())
     });
-    let why = reason(judged(&hangs, Duration::from_millis(50), 0).await);
-    assert!(why.contains("no answer within 0.05 s"), "{why}");
+    let why = reason(judged(&hangs, Duration::from_secs(1), 0).await);
+    assert!(why.contains("no answer within 1 s"), "{why}");
 }

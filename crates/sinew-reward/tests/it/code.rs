@@ -108,7 +108,7 @@ async fn a_lost_host_costs_no_score_until_hosts_are_lost_again_and_again() {
             inner: started(),
             left: AtomicUsize::new(losses),
         };
-        let reward = made_on(Arc::new(losing), "program(answer)", 20.0, "").unwrap();
+        let reward = made_on(Arc::new(losing), "program(answer)", 60.0, "").unwrap();
         let got = score(
             reward.as_ref(),
             "x = 1",
@@ -135,7 +135,7 @@ fn examples() -> String {
 /// The package's documentation names these forms: fractions, decimals, sets, intervals, equations, boxes.
 #[tokio::test]
 async fn equivalence_follows_the_package() {
-    let reward = made("math(answer)", 20.0, &examples()).unwrap();
+    let reward = made("math(answer)", 60.0, &examples()).unwrap();
     for (answer, output, value) in [
         ("${1,3} \\cup {2,4}$", "so ${1,2,3,4}$", 1.0),
         ("$\\frac{1}{2}$", "The answer is 0.5", 1.0),
@@ -165,7 +165,7 @@ async fn equivalence_follows_the_package() {
 /// An expression that no computer can write down is not an answer.
 #[tokio::test]
 async fn hostile_expressions_are_wrong() {
-    let reward = made("math(answer)", 2.0, &examples()).unwrap();
+    let reward = made("math(answer)", 5.0, &examples()).unwrap();
     let tower = "$9^{9^{9^{9}}}$";
     let huge = score(reward.as_ref(), tower, json!("42")).await.unwrap();
     assert_eq!(huge.value, 0.0);
@@ -189,7 +189,7 @@ const ADD: &str = "Here:\n```python\ndef add(a, b):\n    return a + b\n\nclass S
 
 #[tokio::test]
 async fn tests_are_asserts_functions_or_classes() {
-    let reward = made("tests(answer)", 20.0, "").unwrap();
+    let reward = made("tests(answer)", 60.0, "").unwrap();
     let unit = "import unittest\nfrom solution import add, bad\nclass T(unittest.TestCase):\n    \
                 def test_add(self): self.assertEqual(add(1, 1), 2)\n    def test_bad(self):\n        \
                 with self.assertRaises(ValueError): bad()\n    def test_wrong(self): self.assertEqual(add(1, 1), 3)\n";
@@ -236,7 +236,7 @@ async fn tests_are_asserts_functions_or_classes() {
 /// Right code, in the shapes that models write around it.
 #[tokio::test]
 async fn code_is_found_in_any_shape_of_an_answer() {
-    let reward = made("tests(answer)", 20.0, "").unwrap();
+    let reward = made("tests(answer)", 60.0, "").unwrap();
     let code = "def add(a, b):\n    return a + b\n";
     let indented = code.replace('\n', "\n  ");
     for output in [
@@ -305,7 +305,7 @@ async fn forged_success_does_not_score() {
 
 #[tokio::test]
 async fn a_program_decides_by_its_exit_code() {
-    let reward = made("program(answer)", 10.0, "").unwrap();
+    let reward = made("program(answer)", 60.0, "").unwrap();
     let program = "import ast, json, sys\ntask = json.load(sys.stdin)\nassert 'answer' in task\n\
                    names = [n.name for n in ast.parse(open('solution.py').read()).body]\nassert open('output.txt').read()\n\
                    sys.exit(0 if 'add' in names else 3)";

@@ -26,7 +26,7 @@ const PLAIN_TESTS: &str = include_str!("plain/tests.py");
 
 /// Passed and all tests of `tests` for `code`.
 async fn share(code: &str, tests: &str) -> (f64, f64) {
-    let reward = made("tests(answer)", 20.0, "").unwrap();
+    let reward = made("tests(answer)", 60.0, "").unwrap();
     let got = score(reward.as_ref(), code, json!(tests)).await;
     let got = got.unwrap_or_else(|e| panic!("{tests}: {e}"));
     let part = |name: &str| got.parts[&format!("reward/tests/{name}")];
@@ -324,7 +324,7 @@ async fn objects_that_cannot_be_carried_leave_the_sample_unscored() {
 /// it.
 #[tokio::test]
 async fn what_the_code_does_to_its_judge_is_zero() {
-    let reward = made("tests(answer)", 2.0, "").unwrap();
+    let reward = made("tests(answer)", 4.0, "").unwrap();
     for code in [
         "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)",
         "def add(a, b):\n    import os, signal\n    os.kill(-1, signal.SIGSTOP)",
@@ -348,7 +348,7 @@ async fn what_the_code_does_to_its_judge_is_zero() {
     .await
     .unwrap_err();
     assert!(e.reason.contains("no verdict of the tests: timeout"), "{e}");
-    let program = made("program(answer)", 1.0, "").unwrap();
+    let program = made("program(answer)", 4.0, "").unwrap();
     let runs = json!("exec(open('solution.py').read())");
     for code in [
         "while True: pass",

@@ -96,6 +96,7 @@ pub(super) fn stream_of(
         write,
         last,
         send,
+        aborts: state.aborts.load(Ordering::SeqCst),
     };
     tokio::spawn(teller.run(events));
     let items = stream::unfold(items, |mut items| async move {
@@ -156,6 +157,8 @@ struct Teller {
     write: Write,
     last: Vec<Value>,
     send: mpsc::Sender<Item>,
+    /// Times that all requests were ended before this one.
+    aborts: u64,
 }
 
 impl Teller {
@@ -169,7 +172,6 @@ impl Teller {
         let mut pending: Vec<SampledToken> = Vec::new();
         let mut told = 0;
         let mut spans = Vec::new();
-        let aborts = self.state.aborts.load(Ordering::SeqCst);
         loop {
             let event = tokio::select! {
                 event = events.recv() => event,
@@ -178,7 +180,7 @@ impl Teller {
             while self.state.frozen.load(Ordering::SeqCst) && !self.send.is_closed() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            if self.state.aborts.load(Ordering::SeqCst) != aborts {
+            if self.is_aborted() {
                 self.state.engine.abort(self.id);
                 let mut last = self.piece(Vec::new(), &all, told, Some(FinishReason::Aborted));
                 last.spans = spans;
@@ -218,6 +220,19 @@ impl Teller {
             self.data(data.to_string()).await;
         }
         self.data("[DONE]".to_owned()).await;
+    }
+
+    /// Whether all requests were ended since this one began.
+    fn is_aborted(&self) -> bool {
+        self.state.aborts.load(Ordering::SeqCst) != self.aborts
+    }
+
+    /// Waits until generations that stand may continue, or this one ends.
+    async fn stand(&self) {
+        let released = || self.state.released.load(Ordering::SeqCst);
+        while !released() && !self.is_aborted() && !self.send.is_closed() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// Adds the label of the newest tokens, `count` of all.
@@ -286,6 +301,7 @@ impl Teller {
         let data = (self.write)(&self.state, piece).to_string();
         match self.fault {
             Some(Fault::Slow(ms)) => tokio::time::sleep(Duration::from_millis(ms)).await,
+            Some(Fault::StandsAfter(n)) if told >= n => self.stand().await,
             Some(Fault::HangAfter(n)) if told >= n => {
                 self.send.closed().await;
                 return false;

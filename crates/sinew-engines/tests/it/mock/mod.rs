@@ -49,6 +49,8 @@ pub(crate) enum Fault {
     /// Takes the request and sends nothing.
     Hang,
     HangAfter(usize),
+    /// Sends so many, then nothing until [`Mock::release`] or the end of all requests.
+    StandsAfter(usize),
     /// Closes the connection in the middle of the event after so many.
     CutAfter(usize),
     /// Ends the stream properly, but without a reason.
@@ -99,6 +101,8 @@ pub(crate) struct State {
     pub(crate) paused: AtomicBool,
     /// Requests stand still, and continue later.
     pub(crate) frozen: AtomicBool,
+    /// Requests that stand by a fault may continue.
+    pub(crate) released: AtomicBool,
     /// Times that all requests were ended.
     pub(crate) aborts: AtomicU64,
     /// Behaviour of a pause that is to keep requests.
@@ -178,6 +182,7 @@ impl Mock {
             sleeping: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
+            released: AtomicBool::new(false),
             aborts: AtomicU64::new(0),
             keeping: Mutex::new(Keeping::Keeps),
             spans: AtomicBool::new(false),
@@ -215,6 +220,17 @@ impl Mock {
 
     pub(crate) fn fail_next(&self, fault: Fault) {
         self.state.faults.lock().unwrap().push_back(fault);
+    }
+
+    /// The next generation stands in the middle of its output.
+    pub(crate) fn hold_next(&self) {
+        self.state.released.store(false, Ordering::SeqCst);
+        self.fail_next(Fault::StandsAfter(3));
+    }
+
+    /// Generations that stand continue.
+    pub(crate) fn release(&self) {
+        self.state.released.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn set_label(&self, label: &str) {

@@ -11,14 +11,14 @@ use sinew_types::{
 use std::sync::mpsc::{Receiver, sync_channel};
 
 /// Longer than anything takes that works.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Token that ends an output.
 const END: u32 = 7;
 
 fn options(fake: &Fake) -> SamplerOptions {
     SamplerOptions {
         service: ServiceOptions {
-            timeout: Duration::from_secs(20),
+            timeout: PATIENCE,
             ..ServiceOptions::new(fake.url(), "secret")
         },
         base_model: None,
@@ -83,6 +83,15 @@ fn outcome(
             EngineEvent::Failed { error, .. } => return (all, Err(error)),
             EngineEvent::Prompt { .. } => {}
         }
+    }
+}
+
+/// Waits until something holds of the service.
+fn until(fake: &Fake, what: &str, holds: impl Fn(&State) -> bool) {
+    let end = std::time::Instant::now() + PATIENCE;
+    while !fake.with(|state| holds(state)) {
+        assert!(std::time::Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -167,7 +176,7 @@ fn requests_in_flight_keep_their_weights_and_cancelled_ones_are_cancelled() {
     load(&fake, &engine, 1, always(3));
     fake.fault("retrieve_future", Fault::Late(700));
     let old = submit(&engine, 1, sampling(2));
-    std::thread::sleep(Duration::from_millis(200));
+    until(&fake, "it is in flight", |state| state.faults.is_empty());
     load(&fake, &engine, 2, always(4));
     let (new, _) = outcome(&submit(&engine, 2, sampling(2)));
     assert_eq!((ids(&new), new[0].version), (vec![4, 4], PolicyVersion(2)));
@@ -175,14 +184,10 @@ fn requests_in_flight_keep_their_weights_and_cancelled_ones_are_cancelled() {
     assert_eq!((ids(&old), old[0].version), (vec![3, 3], PolicyVersion(1)));
     fake.fault("retrieve_future", Fault::Late(5000));
     let aborted = submit(&engine, 3, sampling(2));
-    std::thread::sleep(Duration::from_millis(200));
+    until(&fake, "it is in flight", |state| state.faults.is_empty());
     engine.abort(RequestId(3));
     assert_eq!(outcome(&aborted).1, Ok(FinishReason::Aborted));
-    let end = std::time::Instant::now() + PATIENCE;
-    while fake.with(|state| state.cancelled.is_empty()) {
-        assert!(std::time::Instant::now() < end, "the request is cancelled");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until(&fake, "cancelled", |state| !state.cancelled.is_empty());
 }
 
 #[test]

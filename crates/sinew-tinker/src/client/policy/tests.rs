@@ -18,7 +18,7 @@ const BACKWARD: OutputChoice = OutputChoice {
 
 fn service(fake: &Fake) -> ServiceOptions {
     ServiceOptions {
-        timeout: Duration::from_secs(20),
+        timeout: Duration::from_secs(60),
         run: "test".to_owned(),
         ..ServiceOptions::new(fake.url(), "secret")
     }
