@@ -34,7 +34,10 @@ fn definition(x: &[f32], w: &[f32]) -> f64 {
     let rounded = |v: &[f32]| {
         let largest = v.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let q = |v: &f32| f64::from((v * inverse(largest)).round_ties_even());
-        (f64::from(largest / MAX), v.iter().map(q).collect::<Vec<_>>())
+        (
+            f64::from(largest / MAX),
+            v.iter().map(q).collect::<Vec<_>>(),
+        )
     };
     groups
         .map(|(x, w)| {
