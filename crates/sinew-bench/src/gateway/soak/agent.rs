@@ -260,7 +260,18 @@ impl Agent {
     /// Sends a call; `again` marks a repeated one.
     async fn send(&mut self, body: String, again: bool) -> Result<Response<Incoming>, BenchError> {
         let request = request(&self.rollout.path, &self.rollout.key, body, again)?;
-        self.sender.ready().await.map_err(BenchError::system)?;
+        self.exchange(request).await
+    }
+
+    /// Sends a request over the connection, or over a new one: a server closes a connection after an answer
+    /// that it gave before the whole request was there, as to the key of an expired rollout.
+    async fn exchange(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, BenchError> {
+        if self.sender.ready().await.is_err() {
+            (self.sender, self.connection) = connect(self.address).await?;
+        }
         let sent = self.sender.send_request(request).await;
         sent.map_err(BenchError::system)
     }
@@ -375,9 +386,7 @@ impl Agent {
         let path = format!("/rollouts/{}/finish", self.rollout.id);
         let body = json!({"reward": {"reward": 1.0, "success": true}}).to_string();
         let request = request(&path, &agents.control, body, false)?;
-        self.sender.ready().await.map_err(BenchError::system)?;
-        let answer = self.sender.send_request(request).await;
-        let (told, status) = whole(answer.map_err(BenchError::system)?).await?;
+        let (told, status) = whole(self.exchange(request).await?).await?;
         // It may have expired before its agent came back.
         if status != 200 && status != 404 {
             let told = String::from_utf8_lossy(&told);
