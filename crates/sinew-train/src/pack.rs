@@ -376,7 +376,7 @@ fn routes(spans: &[RouteSpan], count: usize) -> Vec<&[u8]> {
     each
 }
 
-/// Sorts rows by what they compute, and finds the prefix that each shares with the one before, if it `shares`.
+/// Sorts rows by what they compute; if they are to share prefixes, finds the one of each with the row before.
 fn sort(parts: &mut [RowPart<'_>], shares: bool) {
     parts.sort_by(|a, b| a.order(b).then(a.row.cmp(&b.row)));
     let with_shared = if shares { parts.len() } else { 0 };
