@@ -69,22 +69,6 @@ impl<'a> Mat<'a> {
         }
     }
 
-    /// Row-major view from a pointer.
-    ///
-    /// # Safety
-    /// All elements must be readable, and none written, while the view is used.
-    #[must_use]
-    pub unsafe fn from_raw(ptr: *const f32, rows: usize, cols: usize, ld: usize) -> Self {
-        Self {
-            ptr,
-            rows,
-            cols,
-            row_stride: ld,
-            col_stride: 1,
-            life: PhantomData,
-        }
-    }
-
     /// The transposed view; nothing moves.
     #[must_use]
     pub fn t(self) -> Self {
@@ -144,21 +128,6 @@ impl<'a> MatMut<'a> {
         );
         Self {
             ptr: data.as_mut_ptr(),
-            rows,
-            cols,
-            row_stride: ld,
-            life: PhantomData,
-        }
-    }
-
-    /// Row-major view from a pointer.
-    ///
-    /// # Safety
-    /// All elements must be valid and used by no other code while the view is used, and `ld >= cols`.
-    #[must_use]
-    pub unsafe fn from_raw(ptr: *mut f32, rows: usize, cols: usize, ld: usize) -> Self {
-        Self {
-            ptr,
             rows,
             cols,
             row_stride: ld,

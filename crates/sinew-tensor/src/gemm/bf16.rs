@@ -69,18 +69,6 @@ impl PackedBf16 {
         });
     }
 
-    /// Output features.
-    #[must_use]
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Input features.
-    #[must_use]
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
     /// Memory it takes, all of which a product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -280,6 +268,5 @@ mod tests {
             assert_eq!(product(&packed), product(&fresh));
             assert_eq!(packed.bytes(), fresh.bytes());
         }
-        assert_eq!((packed.n(), packed.k()), (n, k));
     }
 }

@@ -85,18 +85,6 @@ impl PackedWeights {
         unsafe { pack_b(dev, b, 0..n, 0..k, self.data.as_mut_ptr()) };
     }
 
-    /// Output features.
-    #[must_use]
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Input features.
-    #[must_use]
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
     /// Memory it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -116,7 +116,9 @@ fn check_rms_norm(dev: &Cpu, rows: usize, groups: usize, dim: usize, pad: usize,
 fn check_rope(dev: &Cpu, rows: usize, heads: usize, half: usize, pad: usize) {
     let (dim, cols) = (2 * half, 2 * half * heads);
     let positions: Vec<u32> = (0..rows as u32).map(|i| (i * 37) % 300).collect();
-    let table = RopeTable::new(dim, 10_000.0, 300);
+    let frequency = |j: usize| 1.0 / 10_000f32.powf((2 * j) as f32 / dim as f32);
+    let frequencies: Vec<f32> = (0..half).map(frequency).collect();
+    let table = RopeTable::from_inv_freq(&frequencies, 300);
     let x = random(8, rows * cols);
     let ld = cols + pad;
     let mut y = vec![9.0; rows * ld];
@@ -309,7 +311,7 @@ proptest! {
 #[should_panic(expected = "position 300 is beyond the 300 of the table")]
 fn positions_beyond_the_table_are_refused() {
     let dev = Cpu::new(sinew_tensor::KernelSet::Portable, 1);
-    let table = RopeTable::new(4, 1e4, 300);
+    let table = RopeTable::from_inv_freq(&[1.0, 0.01], 300);
     ops::rope(&dev, MatMut::new(&mut [0.0; 4], 1, 4), &[300], &table);
 }
 
