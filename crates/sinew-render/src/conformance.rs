@@ -29,23 +29,6 @@ pub struct MockTrajectory {
 }
 
 impl MockTrajectory {
-    /// The start of an environment, followed by two turns with the content `turn` and `observation` between
-    /// them.
-    pub fn around(
-        name: &str,
-        start: &[Message],
-        tools: &[ToolSpec],
-        turn: &str,
-        observation: &[Message],
-    ) -> Self {
-        let turn = [Message::new(Role::Assistant, turn)];
-        Self {
-            name: name.to_owned(),
-            messages: [start, &turn, observation, &turn].concat(),
-            tools: tools.to_vec(),
-        }
-    }
-
     /// Conversations for every renderer: one and several observations after a turn, with the roles `tool` and
     /// `user`. `text` is the content of all messages. It should not begin or end with whitespace, which some
     /// templates trim.
