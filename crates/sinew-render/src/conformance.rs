@@ -125,7 +125,7 @@ fn opening(system: Option<&str>, question: &str) -> Vec<Message> {
 }
 
 /// Tool of the conversations, with a string and an integer argument.
-fn mock_tool() -> ToolSpec {
+pub(crate) fn mock_tool() -> ToolSpec {
     ToolSpec {
         name: "python".into(),
         description: "Runs Python code.".into(),
