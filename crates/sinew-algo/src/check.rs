@@ -174,7 +174,7 @@ impl Composition {
         match self.advantage {
             Advantage::Group { scale, .. } => match scale {
                 Scale::GroupStd { epsilon } | Scale::EnvironmentStd { epsilon } => {
-                    range("std_epsilon", epsilon, epsilon > 0.0, "a positive number")?;
+                    positive("std_epsilon", epsilon)?;
                 }
                 Scale::One | Scale::GroupMean => {}
             },
@@ -201,12 +201,9 @@ impl Composition {
             } => {
                 above_zero("omega", omega)?;
                 unit("gamma", gamma)?;
-                let epsilon = std_epsilon.unwrap_or(1.0);
-                range("std_epsilon", epsilon, epsilon > 0.0, "a positive number")?;
+                positive("std_epsilon", std_epsilon.unwrap_or(1.0))?;
             }
-            Advantage::Preference { beta } => {
-                range("beta", beta, beta > 0.0, "a positive number")?;
-            }
+            Advantage::Preference { beta } => positive("beta", beta)?,
             Advantage::One | Advantage::None => {}
         }
         above_zero("distill", self.distill)?;
@@ -230,10 +227,9 @@ impl Composition {
             range("teacher_kl.coefficient", c, c > 0.0, allowed)?;
         }
         if let Some((coefficient, clip)) = self.loss.value {
-            let allowed = "a positive number";
-            range("value_coefficient", coefficient, coefficient > 0.0, allowed)?;
+            positive("value_coefficient", coefficient)?;
             if let Some(clip) = clip {
-                range("value_clip", clip, clip > 0.0, allowed)?;
+                positive("value_clip", clip)?;
             }
         }
         self.check_reward_numbers()
@@ -243,17 +239,12 @@ impl Composition {
     fn check_reward_numbers(&self) -> Result<(), ConfigError> {
         let rewards = &self.rewards;
         range("rewards.bias", rewards.bias, true, "a finite number")?;
-        range(
-            "rewards.scale",
-            rewards.scale,
-            rewards.scale > 0.0,
-            "a positive number",
-        )?;
+        positive("rewards.scale", rewards.scale)?;
         if let Some(clip) = rewards.clip {
-            range("rewards.clip", clip, clip > 0.0, "a positive number")?;
+            positive("rewards.clip", clip)?;
         }
         if let ProcessRewards::Separate { weight } = rewards.process {
-            range("process.weight", weight, weight > 0.0, "a positive number")?;
+            positive("process.weight", weight)?;
         }
         if let Some(o) = rewards.overlong {
             let buffer = f64::from(o.buffer_tokens);
@@ -264,12 +255,7 @@ impl Composition {
                 fits,
                 "1 to overlong.max_tokens",
             )?;
-            range(
-                "overlong.factor",
-                o.factor,
-                o.factor > 0.0,
-                "a positive number",
-            )?;
+            positive("overlong.factor", o.factor)?;
         }
         if let Aggregation::SequenceMeanTokenSumNorm { length } = self.aggregation {
             range(
@@ -408,6 +394,12 @@ impl Composition {
         }
         Ok(())
     }
+}
+
+/// Returns an error for a number that is not finite or not above 0.
+fn positive(field: &'static str, value: impl Into<f64>) -> Result<(), ConfigError> {
+    let value = value.into();
+    range(field, value, value > 0.0, "a positive number")
 }
 
 /// Returns an error for a number that is not finite or not `ok`.

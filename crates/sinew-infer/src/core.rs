@@ -5,7 +5,7 @@
 //! the core directly.
 
 use crate::constraint::Constraint;
-use crate::draw::{Drawn, Draws};
+use crate::draw::{Drawn, Draws, map_indices};
 use crate::forward::{Forward, ForwardLimits};
 use crate::params::RequestLimits;
 use crate::prompt_row::PromptRow;
@@ -18,7 +18,7 @@ use sinew_types::{
     Adapter, AdapterName, EngineError, EngineEvent, EngineStatus, GenerateRequest, PolicyVersion,
     RequestId, TensorSource,
 };
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// The engine that an [`EmbeddedEngine`](crate::engine_thread::EmbeddedEngine) drives.
 pub(crate) trait Core: Send {
@@ -158,29 +158,13 @@ fn in_parallel<T: Send, R: Send + Sync>(
     inputs: Vec<T>,
     work: impl Fn(T, usize) -> R + Sync,
 ) -> Vec<R> {
-    let Some(cpu) = cpu else {
-        return inputs
-            .into_iter()
-            .zip(0..)
-            .map(|(t, i)| work(t, i))
-            .collect();
-    };
     let inputs: Vec<Mutex<Option<T>>> = inputs.into_iter().map(|t| Mutex::new(Some(t))).collect();
-    let results: Vec<OnceLock<R>> = inputs.iter().map(|_| OnceLock::new()).collect();
-    cpu.pool().parallel_for(inputs.len(), &|i| {
-        let input = inputs[i]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(input) = input {
-            // A task runs once, so its cell is empty.
-            let _ = results[i].set(work(input, i));
-        }
+    let results = map_indices(inputs.len(), cpu, |i| {
+        // A task runs once, so its input is there.
+        let mut input = inputs[i].lock().unwrap_or_else(PoisonError::into_inner);
+        input.take().map(|input| work(input, i))
     });
-    results
-        .into_iter()
-        .filter_map(OnceLock::into_inner)
-        .collect()
+    results.into_iter().flatten().collect()
 }
 
 /// Adds the tokens that a format leaves no choice about: they need no separate pass.

@@ -1,6 +1,8 @@
 //! Tokens that a pass has drawn, with their log-probabilities.
 
+use sinew_tensor::Cpu;
 use sinew_types::{Choice, EngineError, TokenId, TokenLogprob};
+use std::sync::OnceLock;
 
 /// A token drawn from a row of logits.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,4 +34,22 @@ pub(crate) struct Draws {
     pub(crate) accepted: usize,
     /// Whether the last token ends an output that has a format.
     pub(crate) ended: bool,
+}
+
+/// The result of `make` for each number below `count`, in parallel on the threads of `cpu`.
+pub(crate) fn map_indices<T: Send + Sync>(
+    count: usize,
+    cpu: Option<&Cpu>,
+    make: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let made: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
+    let task = |i: usize| {
+        // A task runs once, so its cell is empty.
+        let _ = made[i].set(make(i));
+    };
+    match cpu {
+        Some(cpu) => cpu.pool().parallel_for(count, &task),
+        None => (0..count).for_each(task),
+    }
+    made.into_iter().filter_map(OnceLock::into_inner).collect()
 }

@@ -2,11 +2,11 @@
 //!
 //! They are those of the model itself: full softmax at temperature 1, no bias, nothing truncated.
 
+use crate::draw::map_indices;
 use crate::softmax;
 use sinew_tensor::Cpu;
 use sinew_tensor::logprob::SoftmaxRow;
 use sinew_types::{EngineError, PromptLogprob, TokenId, TokenLogprob};
-use std::sync::OnceLock;
 
 /// One token of a prompt whose log-probability is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -34,21 +34,11 @@ pub(crate) fn score(
     rows: &[PromptRow<'_>],
     cpu: Option<&Cpu>,
 ) -> Vec<Scored> {
-    let scored: Vec<OnceLock<Scored>> = rows.iter().map(|_| OnceLock::new()).collect();
-    let score = |i: usize| {
+    map_indices(rows.len(), cpu, |i| {
         let row = &rows[i];
         let logits = &logits[row.row * vocab..(row.row + 1) * vocab];
-        // A task runs once, so its cell is empty.
-        let _ = scored[i].set(score_row(logits, row, cpu));
-    };
-    match cpu {
-        Some(cpu) => cpu.pool().parallel_for(rows.len(), &score),
-        None => (0..rows.len()).for_each(score),
-    }
-    scored
-        .into_iter()
-        .filter_map(OnceLock::into_inner)
-        .collect()
+        score_row(logits, row, cpu)
+    })
 }
 
 /// The log-probabilities of one row.

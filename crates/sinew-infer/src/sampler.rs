@@ -5,14 +5,14 @@
 //! computes: full softmax at the request's temperature (greedy: 1), no bias, nothing truncated.
 
 use crate::constraint::Constraint;
-use crate::draw::{Draw, Drawn};
+use crate::draw::{Draw, Drawn, map_indices};
 use crate::rng;
 use crate::softmax::{self, BadLogits, Candidate, Maxima};
 use sinew_grammar::Mask;
 use sinew_tensor::Cpu;
 use sinew_tensor::logprob::SoftmaxRow;
 use sinew_types::{EngineError, SamplingParams, TokenId, TokenLogprob};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Draws tokens for one sequence from consecutive rows of logits.
 #[derive(Clone, Copy, Debug)]
@@ -39,18 +39,11 @@ pub(crate) fn sample(
     samplers: &[Sampler<'_>],
     cpu: Option<&Cpu>,
 ) -> Vec<Drawn> {
-    let drawn: Vec<OnceLock<Drawn>> = samplers.iter().map(|_| OnceLock::new()).collect();
-    let draw = |i: usize| {
+    map_indices(samplers.len(), cpu, |i| {
         let sampler = &samplers[i];
         let rows = sampler.row * vocab..(sampler.row + sampler.draft.len() + 1) * vocab;
-        // A task runs once, so its cell is empty.
-        let _ = drawn[i].set(draw_along(&logits[rows], vocab, sampler, cpu));
-    };
-    match cpu {
-        Some(cpu) => cpu.pool().parallel_for(samplers.len(), &draw),
-        None => (0..samplers.len()).for_each(draw),
-    }
-    drawn.into_iter().filter_map(OnceLock::into_inner).collect()
+        draw_along(&logits[rows], vocab, sampler, cpu)
+    })
 }
 
 /// Draws the token after the known ones, and continues as long as the draw is the draft token: the

@@ -46,6 +46,40 @@ pub enum LoadError {
     Adapter { path: PathBuf, error: LoraError },
 }
 
+impl LoadError {
+    /// Adds its path to the error of a GGUF.
+    pub(crate) fn gguf(path: &Path) -> impl Fn(GgufError) -> Self + Copy {
+        move |error| Self::Gguf {
+            path: path.to_owned(),
+            error,
+        }
+    }
+
+    /// Adds its path to the error of a configuration.
+    pub(crate) fn config(path: &Path) -> impl Fn(ConfigError) -> Self + Copy {
+        move |error| Self::Config {
+            path: path.to_owned(),
+            error,
+        }
+    }
+
+    /// Adds their path to the error of tensors.
+    pub(crate) fn mismatch(path: &Path) -> impl Fn(TensorMismatch) -> Self + Copy {
+        move |error| Self::Mismatch {
+            path: path.to_owned(),
+            error,
+        }
+    }
+
+    /// Adds its path to the error of a file or folder.
+    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |error| Self::Io {
+            path: path.to_owned(),
+            error,
+        }
+    }
+}
+
 /// Reasons for which adapters are not usable.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LoraError {

@@ -55,21 +55,15 @@ pub fn check_model(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
 
 /// Reads only the metadata of a GGUF.
 pub fn load_gguf_metadata(path: &Path) -> Result<GgufMetadata, LoadError> {
-    let error = |error| LoadError::Gguf {
-        path: path.to_owned(),
-        error,
-    };
-    Ok(Gguf::open(path).map_err(error)?.into_metadata())
+    let gguf = Gguf::open(path).map_err(LoadError::gguf(path))?;
+    Ok(gguf.into_metadata())
 }
 
 /// Tensor of a GGUF that is part of the configuration rather than of the weights.
 const ROPE_DIVISORS: &str = "rope_freqs.weight";
 
 fn open_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
-    let failed = |error| LoadError::Gguf {
-        path: path.to_owned(),
-        error,
-    };
+    let failed = LoadError::gguf(path);
     let gguf = Gguf::open(path).map_err(failed)?;
     let divisors = match gguf.tensors().get(ROPE_DIVISORS) {
         // Half of the largest head is the limit; a longer tensor is refused before it is read.
@@ -86,24 +80,15 @@ fn open_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
         None => None,
     };
     let has_output = gguf.tensors().contains_key("output.weight");
-    let config =
-        ModelConfig::from_gguf(gguf.metadata(), has_output, divisors).map_err(|error| {
-            LoadError::Config {
-                path: path.to_owned(),
-                error,
-            }
-        })?;
-    Ok((gguf, config))
+    let config = ModelConfig::from_gguf(gguf.metadata(), has_output, divisors);
+    Ok((gguf, config.map_err(LoadError::config(path))?))
 }
 
 /// Opens a GGUF and checks that its tensors are those of its configuration.
 fn fitting_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
     let (gguf, config) = open_gguf(path)?;
     let layout = ParamLayout::new(&config);
-    compare_gguf(&layout, &gguf).map_err(|error| LoadError::Mismatch {
-        path: path.to_owned(),
-        error,
-    })?;
+    compare_gguf(&layout, &gguf).map_err(LoadError::mismatch(path))?;
     Ok((gguf, config))
 }
 
@@ -117,10 +102,7 @@ fn load_gguf(path: &Path) -> Result<LoadedModel, LoadError> {
         let out = &mut params.values_mut()[entry.range()];
         let name = gguf_name(&entry.name).unwrap_or_default();
         gguf.read_tensor(&name, out)
-            .map_err(|error| LoadError::Gguf {
-                path: path.to_owned(),
-                error,
-            })?;
+            .map_err(LoadError::gguf(path))?;
         check_finite(path, entry, out)?;
         if config.family == Family::Llama && is_rotated(&entry.name) {
             rows.clear();
@@ -204,10 +186,7 @@ pub(crate) fn check_finite(
 
 /// Reads a text file of at most [`MAX_CONFIG_BYTES`].
 pub(crate) fn read_text(path: &Path) -> Result<String, LoadError> {
-    let failed = |error| LoadError::Io {
-        path: path.to_owned(),
-        error,
-    };
+    let failed = LoadError::io(path);
     let length = std::fs::metadata(path).map_err(failed)?.len();
     if length > MAX_CONFIG_BYTES {
         let text = format!("{length} bytes, the limit is {MAX_CONFIG_BYTES}");
@@ -219,19 +198,14 @@ pub(crate) fn read_text(path: &Path) -> Result<String, LoadError> {
 /// Reads `config.json`, and the end tokens of `generation_config.json` if that exists.
 pub(crate) fn read_config(dir: &Path) -> Result<ModelConfig, LoadError> {
     let path = dir.join("config.json");
-    let failed = |path: &Path, error| LoadError::Config {
-        path: path.to_owned(),
-        error,
-    };
-    let mut config = ModelConfig::from_json(&read_text(&path)?).map_err(|e| failed(&path, e))?;
+    let config = ModelConfig::from_json(&read_text(&path)?);
+    let mut config = config.map_err(LoadError::config(&path))?;
     let path = dir.join("generation_config.json");
     if path.exists() {
-        let text = read_text(&path)?;
-        config
-            .add_generation_config(&text)
-            .map_err(|e| failed(&path, e))?;
+        let added = config.add_generation_config(&read_text(&path)?);
+        added.map_err(LoadError::config(&path))?;
     }
-    config.checked().map_err(|e| failed(&path, e))
+    config.checked().map_err(LoadError::config(&path))
 }
 
 /// Opens a directory and checks that its tensors are those of its configuration.
@@ -239,30 +213,33 @@ fn fitting_dir(dir: &Path) -> Result<(Safetensors, ModelConfig), LoadError> {
     let config = read_config(dir)?;
     let weights = Safetensors::open_dir(dir)?;
     let layout = ParamLayout::new(&config);
-    layout
-        .compare(
-            weights
-                .shapes()
-                .filter(|(name, _)| !is_redundant(&config, name)),
-        )
-        .map_err(|error| LoadError::Mismatch {
-            path: dir.to_owned(),
-            error,
-        })?;
+    let shapes = weights.shapes();
+    let own = shapes.filter(|(name, _)| !is_redundant(&config, name));
+    layout.compare(own).map_err(LoadError::mismatch(dir))?;
     Ok((weights, config))
 }
 
 fn load_dir(dir: &Path) -> Result<LoadedModel, LoadError> {
     let (weights, config) = fitting_dir(dir)?;
-    let mut params = Params::zeros(&config);
+    let params = read_params(dir, &weights, &config)?;
+    check_tied_head(dir, &weights, &params)?;
+    Ok(LoadedModel { params, gguf: None })
+}
+
+/// Reads the tensors of a directory, whose shapes were compared.
+pub(crate) fn read_params(
+    dir: &Path,
+    weights: &Safetensors,
+    config: &ModelConfig,
+) -> Result<Params, LoadError> {
+    let mut params = Params::zeros(config);
     let layout = Arc::clone(params.layout());
     for entry in layout.entries() {
         let out = &mut params.values_mut()[entry.range()];
         weights.read_tensor(&entry.name, out)?;
         check_finite(dir, entry, out)?;
     }
-    check_tied_head(dir, &weights, &params)?;
-    Ok(LoadedModel { params, gguf: None })
+    Ok(params)
 }
 
 /// Whether a tensor of an old checkpoint repeats something: rotary tables, and a copy of tied

@@ -91,10 +91,7 @@ pub fn save_pretrained(
     let config = params
         .config()
         .to_json(dtype.name())
-        .map_err(|error| LoadError::Config {
-            path: dir.to_owned(),
-            error,
-        })?;
+        .map_err(LoadError::config(dir))?;
     write_dir(dir, |staging| {
         write_tensors(&staging.join("model.safetensors"), params, dtype)?;
         write_file(&staging.join("config.json"), config.as_bytes())?;
@@ -144,10 +141,7 @@ pub(crate) fn write_dir(
     dir: &Path,
     fill: impl FnOnce(&Path) -> Result<(), LoadError>,
 ) -> Result<(), LoadError> {
-    let failed = |error| LoadError::Io {
-        path: dir.to_owned(),
-        error,
-    };
+    let failed = LoadError::io(dir);
     if dir.exists() && fs::read_dir(dir).map_err(failed)?.next().is_some() {
         let reason = "the directory exists and is not empty: choose another or remove it";
         return Err(LoadError::Save {
@@ -185,10 +179,7 @@ fn set_readable(dir: &Path) -> std::io::Result<()> {
 
 /// Writes and syncs a file.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), LoadError> {
-    let failed = |error| LoadError::Io {
-        path: path.to_owned(),
-        error,
-    };
+    let failed = LoadError::io(path);
     let mut file = File::create(path).map_err(failed)?;
     file.write_all(bytes)
         .and_then(|()| file.sync_all())

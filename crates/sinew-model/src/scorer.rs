@@ -7,7 +7,7 @@
 use crate::config::ModelConfig;
 use crate::decoder::ForwardError;
 use crate::error::LoadError;
-use crate::load::{check_finite, read_config};
+use crate::load::{check_finite, read_config, read_params};
 use crate::lookup::ModelFiles;
 use crate::params::{ParamEntry, ParamLayout, Params};
 use crate::safetensors::Safetensors;
@@ -16,7 +16,6 @@ use sinew_tensor::Cpu;
 use sinew_tensor::attention::TreeLayout;
 use sinew_types::TokenId;
 use std::path::Path;
-use std::sync::Arc;
 
 /// Name of the head.
 const HEAD: &str = "score.weight";
@@ -73,10 +72,7 @@ fn open(files: &ModelFiles) -> Result<(&Path, Safetensors, ModelConfig), LoadErr
     let own = |name: &str| name != HEAD && !name.ends_with(".rotary_emb.inv_freq");
     let shapes = weights.shapes().filter(|(name, _)| own(name));
     let fits = ParamLayout::new(&config).compare(shapes);
-    fits.map_err(|error| LoadError::Mismatch {
-        path: dir.clone(),
-        error,
-    })?;
+    fits.map_err(LoadError::mismatch(dir))?;
     Ok((dir, weights, config))
 }
 
@@ -95,13 +91,7 @@ impl Scorer {
     /// If there is no head of one output, or the weights do not fit their configuration or are not finite.
     pub fn load(files: &ModelFiles) -> Result<Self, LoadError> {
         let (dir, weights, config) = open(files)?;
-        let mut params = Params::zeros(&config);
-        let layout = Arc::clone(params.layout());
-        for entry in layout.entries() {
-            let out = &mut params.values_mut()[entry.range()];
-            weights.read_tensor(&entry.name, out)?;
-            check_finite(dir, entry, out)?;
-        }
+        let params = read_params(dir, &weights, &config)?;
         let d = config.d_model;
         let mut head = ValueHead::zeros(d);
         let row = &mut head.values_mut()[..d];
@@ -113,12 +103,8 @@ impl Scorer {
         };
         check_finite(dir, &entry, row)?;
         let model = TrainModel::new(&config, config.max_context);
-        let model = model.map_err(|error| LoadError::Config {
-            path: dir.to_owned(),
-            error,
-        })?;
         Ok(Self {
-            model,
+            model: model.map_err(LoadError::config(dir))?,
             params,
             head,
             acts: Activations::new(Keep::Nothing),

@@ -119,11 +119,7 @@ impl ModelShape {
             (path.parent().unwrap_or(Path::new(".")), path.to_owned())
         };
         let text = crate::load::read_text(&file)?;
-        let failed = |error| LoadError::Config {
-            path: file.clone(),
-            error,
-        };
-        let mut shape = Self::from_json(&text).map_err(failed)?;
+        let mut shape = Self::from_json(&text).map_err(LoadError::config(&file))?;
         if !shape.quantized {
             shape.count_weights(folder, &text);
         }

@@ -146,7 +146,7 @@ impl Engine for CrossPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_types::SamplingParams;
+    use sinew_types::{SamplingParams, TensorList};
     use std::sync::Mutex;
 
     #[derive(Default)]
@@ -182,18 +182,6 @@ mod tests {
         }
     }
 
-    struct NoWeights;
-
-    impl TensorSource for NoWeights {
-        fn names(&self) -> Vec<String> {
-            Vec::new()
-        }
-
-        fn tensor(&self, _: &str) -> Option<sinew_types::TensorView<'_>> {
-            None
-        }
-    }
-
     fn submit(cross: &CrossPolicy, requests: u64) {
         for seed in 0..requests {
             let sampling = SamplingParams {
@@ -223,7 +211,7 @@ mod tests {
         assert!((share - 0.25).abs() < 0.03, "{share}");
         assert_eq!(cross.status().sampled_tokens, 4100);
         for version in 3..=9 {
-            let weights = Arc::new(NoWeights);
+            let weights = Arc::new(TensorList::default());
             cross.load_weights(PolicyVersion(version), weights).unwrap();
         }
         assert_eq!(*current.loaded.lock().unwrap(), [3, 4, 5, 6, 7, 8, 9]);

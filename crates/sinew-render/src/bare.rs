@@ -14,7 +14,7 @@ use sinew_types::{Message, Role};
 /// `tokenizer.ggml.token_type` of normal tokens.
 const NORMAL: i32 = 1;
 /// `tokenizer.ggml.token_type` of control tokens.
-const CONTROL: i32 = 3;
+pub(crate) const CONTROL: i32 = 3;
 /// `tokenizer.ggml.token_type` of tokens that are text.
 const TEXT: i32 = 4;
 
@@ -69,8 +69,29 @@ const MARKS: [&str; 10] = [
     "</arg_value>",
 ];
 
+/// A tokenizer of bytes and some further tokens, each with its type.
+pub(crate) fn byte_tokenizer<'a>(
+    further: impl IntoIterator<Item = (&'a str, i32)>,
+) -> Result<Tokenizer, RenderError> {
+    let mut tokens = byte_tokens();
+    let mut token_types = vec![NORMAL; tokens.len()];
+    for (token, kind) in further {
+        if !tokens.iter().any(|t| t == token) {
+            tokens.push(token.to_owned());
+            token_types.push(kind);
+        }
+    }
+    Tokenizer::from_gguf(&GgufVocab {
+        model: "gpt2".into(),
+        pre: "smollm".into(),
+        tokens,
+        token_types,
+        merges: Vec::new(),
+    })
+}
+
 /// GPT-2's spelling of bytes as printable characters (Radford et al. 2019).
-pub(crate) fn byte_tokens() -> Vec<String> {
+fn byte_tokens() -> Vec<String> {
     let mut unprintable = 0;
     let spelled = |byte: u8| {
         let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
@@ -189,28 +210,11 @@ impl ChatRenderer {
     /// # Errors
     /// If the template is invalid, or ends no turn with a control token.
     pub fn of_template(source: &str, options: Map<String, Value>) -> Result<Self, RenderError> {
-        let mut tokens = byte_tokens();
-        let mut token_types = vec![NORMAL; tokens.len()];
-        let mut add = |token: &str, kind| {
-            if !tokens.iter().any(|t| t == token) {
-                tokens.push(token.to_owned());
-                token_types.push(kind);
-            }
-        };
-        for control in control_tokens(source) {
-            add(&control, CONTROL);
-        }
+        let found = control_tokens(source);
         let end = end_mark(source, &options).unwrap_or_else(|| EOS.to_owned());
-        add(BOS, CONTROL);
-        add(&end, CONTROL);
-        MARKS.iter().for_each(|mark| add(mark, TEXT));
-        let vocab = GgufVocab {
-            model: "gpt2".into(),
-            pre: "smollm".into(),
-            tokens,
-            token_types,
-            merges: Vec::new(),
-        };
+        let controls = found.iter().map(String::as_str).chain([BOS, end.as_str()]);
+        let marks = MARKS.map(|mark| (mark, TEXT));
+        let tokenizer = byte_tokenizer(controls.map(|token| (token, CONTROL)).chain(marks))?;
         let config = ChatConfig {
             template: source.to_owned(),
             bos_token: BOS.into(),
@@ -218,7 +222,7 @@ impl ChatRenderer {
             options,
             ..ChatConfig::default()
         };
-        Self::new(Tokenizer::from_gguf(&vocab)?, config)
+        Self::new(tokenizer, config)
     }
 }
 

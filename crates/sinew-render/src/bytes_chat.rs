@@ -3,20 +3,14 @@
 //! It lets agents talk to the gateway before anything was downloaded, if the engine is a fake one. Its
 //! renders can be read back ([`byte_conversation`]), for servers that take messages and no tokens.
 
-use crate::bare::byte_tokens;
+use crate::bare::{CONTROL, byte_tokenizer};
 use crate::chat::{ChatConfig, ChatRenderer};
 use crate::error::RenderError;
 use crate::format::TurnFormat;
-use crate::tokenizer::{GgufVocab, Tokenizer};
 use crate::tool_call::{ParsedCall, ToolCallFormat};
 use crate::turn::parse_turn;
 use serde_json::Value;
 use sinew_types::{Message, Role, TokenId, ToolCall, ToolSpec};
-
-/// `tokenizer.ggml.token_type` of control tokens.
-const CONTROL: i32 = 3;
-/// `tokenizer.ggml.token_type` of normal tokens.
-const NORMAL: i32 = 1;
 
 /// Opens a message.
 const START: &str = "<|im_start|>";
@@ -61,26 +55,13 @@ Write a call as <tool_call>{"name": ..., "arguments": {...}}</tool_call>.<|im_en
 /// # Errors
 /// None that a caller can cause.
 pub fn byte_renderer() -> Result<ChatRenderer, RenderError> {
-    let mut tokens = byte_tokens();
-    let mut token_types = vec![NORMAL; tokens.len()];
-    for control in [START, END] {
-        tokens.push(control.to_owned());
-        token_types.push(CONTROL);
-    }
-    let vocab = GgufVocab {
-        model: "gpt2".into(),
-        pre: "smollm".into(),
-        tokens,
-        token_types,
-        merges: Vec::new(),
-    };
     let config = ChatConfig {
         template: TEMPLATE.to_owned(),
         eos_token: END.to_owned(),
         eos_ids: vec![END_ID],
         ..ChatConfig::default()
     };
-    ChatRenderer::new(Tokenizer::from_gguf(&vocab)?, config)
+    ChatRenderer::new(byte_tokenizer([(START, CONTROL), (END, CONTROL)])?, config)
 }
 
 /// The text of a turn with calls, as the renderer's notation has it.

@@ -7,14 +7,14 @@
 use crate::elements;
 use crate::marked::{
     DSML_PARAMETER, DSML_PARAMETER_END, FUNCTION, FUNCTION_END, GLM, HY3, PARAMETER, PARAMETER_END,
-    PairTags, Schemas, TOOL_CALL, TOOL_CALL_END, dsml, pairs, xml,
+    Schemas, TOOL_CALL, TOOL_CALL_END, dsml, paired_call, xml,
 };
 use crate::notations;
 use crate::python;
 use crate::recipients;
 use crate::region::{
-    Body, MAX_HEAD, Marks, Region, Scan, Span, code, endless_json, json_calls, json_region,
-    json_sequence, object, owned, parse_json, span, tagged,
+    Body, MAX_HEAD, Marks, Region, Scan, Span, code, endless_json, json_calls, json_sequence,
+    object, owned, parse_json, span, tagged,
 };
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
@@ -103,8 +103,8 @@ pub(crate) fn read(
         ToolCallFormat::Hermes | ToolCallFormat::SmolLm => {
             tool_call(text, scan, last, Body::Json, json_calls)
         }
-        ToolCallFormat::Glm => paired(text, &GLM, GLM_VALUES, scan, last, schemas),
-        ToolCallFormat::Hy3 => paired(text, &HY3, HY3_VALUES, scan, last, schemas),
+        ToolCallFormat::Glm => paired_call(text, &GLM, scan, last, schemas),
+        ToolCallFormat::Hy3 => paired_call(text, &HY3, scan, last, schemas),
         ToolCallFormat::Xml if text.starts_with(TOOL_CALL) => {
             tool_call(text, scan, last, XML_VALUES, |body| {
                 xml(body, schemas).map(|call| vec![call])
@@ -162,14 +162,6 @@ const XML_VALUES: Body = Body::Values {
     open: PARAMETER,
     ends: &[PARAMETER_END, FUNCTION_END],
 };
-const GLM_VALUES: Body = Body::Values {
-    open: GLM.value,
-    ends: &[GLM.value_end],
-};
-const HY3_VALUES: Body = Body::Values {
-    open: HY3.value,
-    ends: &[HY3.value_end],
-};
 const DSML_VALUES: Body = Body::Values {
     open: DSML_PARAMETER,
     ends: &[DSML_PARAMETER_END],
@@ -184,20 +176,6 @@ fn tool_call(
     parse: impl Fn(&str) -> Result<Vec<ParsedCall>, ToolCallError>,
 ) -> Region {
     tagged(text, TOOL_CALL, TOOL_CALL_END, scan, last, body, parse)
-}
-
-/// Parses a call whose arguments are pairs of a key and a value.
-fn paired(
-    text: &str,
-    tags: &PairTags,
-    body: Body,
-    scan: &mut Scan,
-    last: bool,
-    schemas: &Schemas,
-) -> Region {
-    tagged(text, tags.open, tags.close, scan, last, body, |body| {
-        pairs(body, tags, schemas).map(|call| vec![call])
-    })
 }
 
 /// True if a JSON value has the form of calls.
@@ -226,7 +204,7 @@ fn bare_json(text: &str, scan: &mut Scan, last: bool) -> Region {
         };
     };
     match parse_json(&text[..used]) {
-        Ok(value) if is_call(&value) => json_region(&text[..used], used),
+        Ok(value) if is_call(&value) => Region::of(used, json_calls(&text[..used])),
         Ok(_) => Region::Text { used },
         Err(error) if text[..used].contains("\"name\"") => Region::Broken { used, error },
         Err(_) => Region::Text { used },
@@ -243,7 +221,7 @@ fn fenced_json(text: &str, scan: &mut Scan, last: bool) -> Region {
     };
     let (body, used) = (&text[open.len()..end], end + close.len());
     match parse_json(body) {
-        Ok(value) if is_call(&value) => json_region(body, used),
+        Ok(value) if is_call(&value) => Region::of(used, json_calls(body)),
         Err(error) if body.contains("\"name\"") => Region::Broken { used, error },
         _ => Region::Text { used },
     }
@@ -285,13 +263,11 @@ fn llama(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> Region {
     let rest = &text[start..];
     if rest.starts_with(['{', '[']) {
         return match scan.json.advance(text, start, text.len()) {
-            Some(used) => match python_arguments(&text[start..used], schemas) {
-                Some(call) => Region::Calls {
-                    used,
-                    calls: vec![call],
-                },
-                None => json_region(&text[start..used], used),
-            },
+            Some(used) => {
+                let json = &text[start..used];
+                let call = python_arguments(json, schemas).map(|call| Ok(vec![call]));
+                Region::of(used, call.unwrap_or_else(|| json_calls(json)))
+            }
             None if last => Region::Broken {
                 used: text.len(),
                 error: endless_json(),
@@ -302,18 +278,11 @@ fn llama(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> Region {
     if !last {
         return Region::More;
     }
-    let used = text.len();
-    match built_in(rest.trim()) {
-        Some(Ok(call)) => Region::Calls {
-            used,
-            calls: vec![call],
-        },
-        Some(Err(error)) => Region::Broken { used, error },
-        None => match code(rest, "code_interpreter") {
-            Ok(calls) => Region::Calls { used, calls },
-            Err(error) => Region::Broken { used, error },
-        },
-    }
+    let calls = match built_in(rest.trim()) {
+        Some(call) => call.map(|call| vec![call]),
+        None => code(rest, "code_interpreter"),
+    };
+    Region::of(text.len(), calls)
 }
 
 /// A call of the declared tool `python` by its arguments only, as Functionary 3.1 writes it.
@@ -387,7 +356,7 @@ fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
     };
     let json = &text[json_at..used];
     if json_at == start {
-        return json_region(json, used);
+        return Region::of(used, json_calls(json));
     }
     let head = text[start..json_at].trim();
     let head = head.strip_suffix("[ARGS]").unwrap_or(head);
@@ -399,17 +368,13 @@ fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
         let error = ToolCallError::syntax(head, "the name of a tool");
         return Region::Broken { used, error };
     }
-    match parse_json(json).and_then(|value| object(Some(&value))) {
-        Ok(arguments) => Region::Calls {
-            used,
-            calls: vec![ParsedCall {
-                id,
-                name: name.to_owned(),
-                arguments,
-            }],
-        },
-        Err(error) => Region::Broken { used, error },
-    }
+    let arguments = parse_json(json).and_then(|value| object(Some(&value)));
+    let call = arguments.map(|arguments| ParsedCall {
+        id,
+        name: name.to_owned(),
+        arguments,
+    });
+    Region::of(used, call.map(|call| vec![call]))
 }
 
 /// Parses `function<｜tool▁sep｜>name` with fenced JSON (V3, R1), or `name<｜tool▁sep｜>` with JSON (V3.1).

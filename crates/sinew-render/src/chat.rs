@@ -268,11 +268,6 @@ impl ChatRenderer {
         self.tokenizer.encode(&self.text(messages, &[], false)?)
     }
 
-    /// Source of the chat template.
-    pub fn template_source(&self) -> &str {
-        &self.config.template
-    }
-
     /// This model with other variables of its template.
     ///
     /// # Errors

@@ -29,23 +29,6 @@ pub struct MockTrajectory {
 }
 
 impl MockTrajectory {
-    /// The start of an environment, followed by two turns with the content `turn` and `observation` between
-    /// them.
-    pub fn around(
-        name: &str,
-        start: &[Message],
-        tools: &[ToolSpec],
-        turn: &str,
-        observation: &[Message],
-    ) -> Self {
-        let turn = [Message::new(Role::Assistant, turn)];
-        Self {
-            name: name.to_owned(),
-            messages: [start, &turn, observation, &turn].concat(),
-            tools: tools.to_vec(),
-        }
-    }
-
     /// Conversations for every renderer: one and several observations after a turn, with the roles `tool` and
     /// `user`. `text` is the content of all messages. It should not begin or end with whitespace, which some
     /// templates trim.
@@ -142,7 +125,7 @@ fn opening(system: Option<&str>, question: &str) -> Vec<Message> {
 }
 
 /// Tool of the conversations, with a string and an integer argument.
-fn mock_tool() -> ToolSpec {
+pub(crate) fn mock_tool() -> ToolSpec {
     ToolSpec {
         name: "python".into(),
         description: "Runs Python code.".into(),

@@ -11,9 +11,11 @@
 //! Values have no quotes. The type of a value follows from the tool's schema ([`crate::values`]), and a mark
 //! inside of a value is a part of it ([`value_of`]).
 
+use crate::region::{Body, Region, Scan, tagged};
 use crate::tool_call::{ParsedCall, ToolCallError};
 use crate::values;
 use serde_json::{Map, Value};
+use std::slice;
 
 /// Parameter schemas by tool name, for formats with unquoted values.
 pub(crate) type Schemas = [(String, Value)];
@@ -121,12 +123,25 @@ fn head_of(text: &str) -> Result<(&str, &str), ToolCallError> {
     Ok((head.trim_end().trim_end_matches('"').trim(), rest))
 }
 
-/// Parses the rest of `<invoke name="f">` with its arguments, from the name on.
-pub(crate) fn named(
-    body: &str,
-    tags: &NamedTags,
+/// Parses a call whose name and keys are attributes.
+pub(crate) fn named_call(
+    text: &str,
+    tags: &'static NamedTags,
+    scan: &mut Scan,
+    last: bool,
     schemas: &Schemas,
-) -> Result<ParsedCall, ToolCallError> {
+) -> Region {
+    let values = Body::Values {
+        open: tags.argument,
+        ends: slice::from_ref(&tags.argument_end),
+    };
+    tagged(text, tags.open, tags.close, scan, last, values, |body| {
+        named(body, tags, schemas).map(|call| vec![call])
+    })
+}
+
+/// Parses the rest of `<invoke name="f">` with its arguments, from the name on.
+fn named(body: &str, tags: &NamedTags, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
     let (name, mut rest) = head_of(body)?;
     if name.is_empty() {
         return Err(ToolCallError::Empty);
@@ -166,12 +181,25 @@ fn dsml_attribute<'t>(head: &'t str, name: &str) -> Result<&'t str, ToolCallErro
     found.ok_or_else(|| ToolCallError::syntax(head, "the attributes name and string"))
 }
 
-/// Parses the body of a call whose arguments are pairs of a key and a value.
-pub(crate) fn pairs(
-    body: &str,
-    tags: &PairTags,
+/// Parses a call whose arguments are pairs of a key and a value.
+pub(crate) fn paired_call(
+    text: &str,
+    tags: &'static PairTags,
+    scan: &mut Scan,
+    last: bool,
     schemas: &Schemas,
-) -> Result<ParsedCall, ToolCallError> {
+) -> Region {
+    let values = Body::Values {
+        open: tags.value,
+        ends: slice::from_ref(&tags.value_end),
+    };
+    tagged(text, tags.open, tags.close, scan, last, values, |body| {
+        pairs(body, tags, schemas).map(|call| vec![call])
+    })
+}
+
+/// Parses the body of a call whose arguments are pairs of a key and a value.
+fn pairs(body: &str, tags: &PairTags, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
     let (name, mut rest) = match body.find(tags.key) {
         Some(at) => body.split_at(at),
         None => (body, ""),
@@ -195,17 +223,20 @@ pub(crate) fn pairs(
     Ok(ParsedCall::new(name, arguments))
 }
 
+/// Text behind a marker at the start of `text`.
+fn opened<'t>(text: &'t str, open: &'static str) -> Result<&'t str, ToolCallError> {
+    let body = text.trim_start().strip_prefix(open);
+    body.ok_or_else(|| ToolCallError::syntax(text, open))
+}
+
 /// Text between two markers at the start of `text`, and the rest.
 fn between<'t>(
     text: &'t str,
     open: &'static str,
     close: &'static str,
 ) -> Result<(&'t str, &'t str), ToolCallError> {
-    let body = text
-        .trim_start()
-        .strip_prefix(open)
-        .ok_or_else(|| ToolCallError::syntax(text, open))?;
-    body.split_once(close)
+    opened(text, open)?
+        .split_once(close)
         .ok_or_else(|| ToolCallError::Unclosed {
             open: open.into(),
             close: close.into(),
@@ -220,11 +251,7 @@ fn value_of<'t>(
     close: &'static str,
     next: &str,
 ) -> Result<(&'t str, &'t str), ToolCallError> {
-    let body = text
-        .trim_start()
-        .strip_prefix(open)
-        .ok_or_else(|| ToolCallError::syntax(text, open))?;
-    value_to(body, open, close, next)
+    value_to(opened(text, open)?, open, close, next)
 }
 
 /// Reads like [`value_of`], after the opening.

@@ -3,11 +3,10 @@
 //!
 //! Sources: the chat templates of the models, as the packages of `tests/templates/README.md` ship them.
 
-use crate::marked::{NamedTags, Schemas, named};
+use crate::marked::{NamedTags, Schemas, named_call};
 use crate::python;
 use crate::region::{
-    Body, Marks, Region, Scan, endless_json, json_calls, json_region, object, owned, parse_json,
-    tagged,
+    Body, Marks, Region, Scan, endless_json, json_calls, object, owned, parse_json, tagged,
 };
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
@@ -37,14 +36,6 @@ const MINICPM: NamedTags = NamedTags {
     close: "</function>",
     argument: "<param name=\"",
     argument_end: "</param>",
-};
-const MINIMAX_VALUES: Body = Body::Values {
-    open: MINIMAX.argument,
-    ends: &[MINIMAX.argument_end],
-};
-const MINICPM_VALUES: Body = Body::Values {
-    open: MINICPM.argument,
-    ends: &[MINICPM.argument_end],
 };
 
 const GEMMA_OPEN: &str = "<|tool_call>";
@@ -135,18 +126,8 @@ pub(crate) fn read(
             Body::Json,
             |body| one(kimi(body)),
         ),
-        ToolCallFormat::MiniMax => {
-            let (open, close) = (MINIMAX.open, MINIMAX.close);
-            tagged(text, open, close, scan, last, MINIMAX_VALUES, |body| {
-                one(named(body, &MINIMAX, schemas))
-            })
-        }
-        ToolCallFormat::MiniCpm => {
-            let (open, close) = (MINICPM.open, MINICPM.close);
-            tagged(text, open, close, scan, last, MINICPM_VALUES, |body| {
-                one(named(body, &MINICPM, schemas))
-            })
-        }
+        ToolCallFormat::MiniMax => named_call(text, &MINIMAX, scan, last, schemas),
+        ToolCallFormat::MiniCpm => named_call(text, &MINICPM, scan, last, schemas),
         ToolCallFormat::Gemma => tagged(
             text,
             GEMMA_OPEN,
@@ -179,13 +160,7 @@ fn harmony(text: &str, last: bool) -> Region {
         None if last => (text.len(), text.len()),
         None => return Region::More,
     };
-    match harmony_call(&text[..end]) {
-        Ok(call) => Region::Calls {
-            used,
-            calls: vec![call],
-        },
-        Err(error) => Region::Broken { used, error },
-    }
+    Region::of(used, harmony_call(&text[..end]).map(|call| vec![call]))
 }
 
 /// Parses ` to=functions.name<|channel|>commentary json<|message|>{...}`.
@@ -210,7 +185,7 @@ fn gigachat(text: &str, scan: &mut Scan, last: bool) -> Region {
     let open = open.filter(|mark| text.starts_with(*mark)).map(str::len);
     let start = open.max().unwrap_or(0);
     match scan.json.advance(text, start, text.len()) {
-        Some(used) => json_region(&text[start..used], used),
+        Some(used) => Region::of(used, json_calls(&text[start..used])),
         None if last => Region::Broken {
             used: text.len(),
             error: match text[start..].trim() {

@@ -8,10 +8,8 @@
 //!
 //! Sources: the chat templates of the models, as the packages of `tests/templates/README.md` ship them.
 
-use crate::marked::{NamedTags, Schemas, named};
-use crate::region::{
-    Body, MAX_HEAD, Marks, Region, Scan, code, endless_json, object, owned, parse_json, tagged,
-};
+use crate::marked::{NamedTags, Schemas, named_call};
+use crate::region::{MAX_HEAD, Marks, Region, Scan, code, endless_json, object, owned, parse_json};
 use crate::tool_call::{ParsedCall, ToolCallError};
 
 /// Stands before a recipient of Functionary; the prompt ends with the first one.
@@ -33,10 +31,6 @@ const MUSE: NamedTags = NamedTags {
     close: "</atem:invoke>",
     argument: "<atem:parameter name=\"",
     argument_end: "</atem:parameter>",
-};
-const MUSE_VALUES: Body = Body::Values {
-    open: MUSE.argument,
-    ends: &[MUSE.argument_end],
 };
 
 /// Markers of Functionary.
@@ -117,11 +111,7 @@ fn content(
             return Region::More;
         }
         if name == INTERPRETER {
-            let used = text.len();
-            return match code(&text[at..], name) {
-                Ok(calls) => Region::Calls { used, calls },
-                Err(error) => broken(used, error),
-            };
+            return Region::of(text.len(), code(&text[at..], name));
         }
         if marked {
             let error = ToolCallError::syntax(name, "a JSON object after the recipient");
@@ -137,13 +127,9 @@ fn content(
             Region::More
         };
     };
-    match parse_json(&text[at..used]).and_then(|value| object(Some(&value))) {
-        Ok(arguments) => Region::Calls {
-            used,
-            calls: vec![ParsedCall::new(name, arguments)],
-        },
-        Err(error) => broken(used, error),
-    }
+    let arguments = parse_json(&text[at..used]).and_then(|value| object(Some(&value)));
+    let calls = arguments.map(|arguments| vec![ParsedCall::new(name, arguments)]);
+    Region::of(used, calls)
 }
 
 /// Parses a call of Muse, or the header of a message.
@@ -151,10 +137,7 @@ pub(crate) fn muse(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -
     if let Some(rest) = text.strip_prefix(TO) {
         return header(rest, last);
     }
-    let (open, close) = (MUSE.open, MUSE.close);
-    tagged(text, open, close, scan, last, MUSE_VALUES, |body| {
-        named(body, &MUSE, schemas).map(|call| vec![call])
-    })
+    named_call(text, &MUSE, scan, last, schemas)
 }
 
 /// Parses `name<|message|>`. Other text behind ` to=` is text.

@@ -56,6 +56,16 @@ pub(crate) enum Region {
     Broken { used: usize, error: ToolCallError },
 }
 
+impl Region {
+    /// The calls that the first `used` bytes hold, or why they are broken.
+    pub(crate) fn of(used: usize, calls: Result<Vec<ParsedCall>, ToolCallError>) -> Self {
+        match calls {
+            Ok(calls) => Self::Calls { used, calls },
+            Err(error) => Self::Broken { used, error },
+        }
+    }
+}
+
 /// Progress in a region, so that every byte is scanned once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scan {
@@ -191,10 +201,7 @@ pub(crate) fn tagged(
         Span::More => Region::More,
         Span::End(end) => {
             let used = end + close.len();
-            match parse(&text[open.len()..end]) {
-                Ok(calls) => Region::Calls { used, calls },
-                Err(error) => Region::Broken { used, error },
-            }
+            Region::of(used, parse(&text[open.len()..end]))
         }
         Span::Missing => Region::Broken {
             used: text.len(),
@@ -212,14 +219,6 @@ pub(crate) fn parse_json(text: &str) -> Result<Value, ToolCallError> {
         let python = python::literal(text.trim()).filter(|v| v.is_object() || v.is_array());
         python.ok_or_else(|| ToolCallError::Json(e.to_string()))
     })
-}
-
-/// Parses complete JSON in the first `used` bytes of a region as calls.
-pub(crate) fn json_region(body: &str, used: usize) -> Region {
-    match json_calls(body) {
-        Ok(calls) => Region::Calls { used, calls },
-        Err(error) => Region::Broken { used, error },
-    }
 }
 
 /// Error of a JSON value whose end is missing at the end of a turn.

@@ -7,7 +7,7 @@
 //! sampled tokens are [`Verdict::Realigned`]; a trainer that renders the history anew trains other contexts
 //! there.
 
-use crate::conformance::{Join, MockTrajectory, Rewrite, explain};
+use crate::conformance::{Join, MockTrajectory, Rewrite, explain, mock_tool};
 use crate::error::RenderError;
 use crate::renderer::Renderer;
 use crate::turn::parse_tokens;
@@ -128,7 +128,7 @@ fn again() -> Message {
 /// Cases without thinking.
 fn plain_cases(system: bool) -> Vec<TemplateCase> {
     let case = |name, turns: &[Message], tools: &[ToolSpec]| case(system, name, turns, tools);
-    let tools = [tool()];
+    let tools = [mock_tool()];
     let (known, twice, again) = (answer("It is 391."), answer("That is 782."), again());
     let (one, first) = (calls("", 1), result(0));
     let french = Message::new(Role::System, "From now on, answer in French.");
@@ -190,7 +190,7 @@ fn thinking_cases(system: bool) -> Vec<TemplateCase> {
         twice,
         again(),
     ];
-    let tools = [tool()];
+    let tools = [mock_tool()];
     let case = |name, turns: &[Message], tools: &[ToolSpec]| case(system, name, turns, tools);
     vec![
         case("thinking returned", &talk, &[]),
@@ -210,18 +210,6 @@ fn without_thinking(mut case: TemplateCase) -> TemplateCase {
         message.reasoning = None;
     }
     case
-}
-
-fn tool() -> ToolSpec {
-    ToolSpec {
-        name: "python".into(),
-        description: "Runs Python code.".into(),
-        parameters: json!({
-            "type": "object",
-            "properties": { "code": { "type": "string" }, "limit": { "type": "integer" } },
-            "required": ["code"],
-        }),
-    }
 }
 
 fn call_id(index: usize) -> String {

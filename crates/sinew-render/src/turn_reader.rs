@@ -43,7 +43,6 @@ pub struct TurnReader {
     /// Complete text of the output without the stop string.
     raw: String,
     message: Message,
-    broken_calls: u32,
 }
 
 /// Text that forces a call of any tool, or of the named one. `None` if the format has no such text.
@@ -124,7 +123,6 @@ impl TurnReader {
             stopped: None,
             raw: String::new(),
             message: Message::new(Role::Assistant, ""),
-            broken_calls: 0,
             options,
         };
         let opened = reader.parser.push(&reader.options.opening);
@@ -171,11 +169,6 @@ impl TurnReader {
     /// The stop string that ended the text.
     pub fn stopped(&self) -> Option<&str> {
         self.stopped.as_deref()
-    }
-
-    /// Number of invalid calls, which were sent as text.
-    pub fn broken_calls(&self) -> u32 {
-        self.broken_calls
     }
 
     /// Cuts the text at a stop string, and parses the certain part.
@@ -232,7 +225,7 @@ impl TurnReader {
                     pieces.push(Piece::Call(call));
                 }
                 // Its text follows, so that the agent sees it.
-                TurnDelta::Broken(_) => self.broken_calls += 1,
+                TurnDelta::Broken(_) => {}
             }
         }
         pieces
@@ -302,7 +295,6 @@ mod tests {
         assert_eq!(names, ["f", "g"]);
         assert_eq!(reader.message().content, "Let me see.");
         assert_eq!(reader.message().tool_calls[1].id, "call_1");
-        assert_eq!(reader.broken_calls(), 0);
     }
 
     #[test]
@@ -311,7 +303,7 @@ mod tests {
         let text = "<tool_call>\n{nope}\n</tool_call>";
         let (reader, _) = read(text, &[3, 7], options(format));
         assert_eq!(reader.message().content, text);
-        assert_eq!(reader.broken_calls(), 1);
+        assert!(reader.message().tool_calls.is_empty());
     }
 
     #[test]

@@ -35,13 +35,17 @@ unsafe impl Send for MatMut<'_> {}
 // SAFETY: a shared `MatMut` gives nothing but its shape and pointer.
 unsafe impl Sync for MatMut<'_> {}
 
-/// Index after the last element of a `[rows, cols]` matrix with row stride `ld`.
-fn extent(rows: usize, cols: usize, ld: usize) -> usize {
-    if rows == 0 || cols == 0 {
+/// Panics unless `len` values hold a `[rows, cols]` matrix with row stride `ld`.
+fn check_len(len: usize, rows: usize, cols: usize, ld: usize) {
+    let need = if rows == 0 || cols == 0 {
         0
     } else {
         (rows - 1) * ld + cols
-    }
+    };
+    assert!(
+        need <= len,
+        "[{rows}, {cols}] with row stride {ld} needs {need} values, has {len}"
+    );
 }
 
 impl<'a> Mat<'a> {
@@ -54,30 +58,9 @@ impl<'a> Mat<'a> {
     /// Row-major with `ld` values from one row to the next. Panics when `data` is too short.
     #[must_use]
     pub fn with_ld(data: &'a [f32], rows: usize, cols: usize, ld: usize) -> Self {
-        let need = extent(rows, cols, ld);
-        assert!(
-            need <= data.len(),
-            "[{rows}, {cols}] with row stride {ld} needs {need} values, has {}",
-            data.len()
-        );
+        check_len(data.len(), rows, cols, ld);
         Self {
             ptr: data.as_ptr(),
-            rows,
-            cols,
-            row_stride: ld,
-            col_stride: 1,
-            life: PhantomData,
-        }
-    }
-
-    /// Row-major view from a pointer.
-    ///
-    /// # Safety
-    /// All elements must be readable, and none written, while the view is used.
-    #[must_use]
-    pub unsafe fn from_raw(ptr: *const f32, rows: usize, cols: usize, ld: usize) -> Self {
-        Self {
-            ptr,
             rows,
             cols,
             row_stride: ld,
@@ -138,33 +121,13 @@ impl<'a> MatMut<'a> {
     /// Row-major with `ld >= cols` values from one row to the next. Panics when `data` is too short
     /// or rows would overlap.
     pub fn with_ld(data: &'a mut [f32], rows: usize, cols: usize, ld: usize) -> Self {
-        let need = extent(rows, cols, ld);
-        assert!(
-            need <= data.len(),
-            "[{rows}, {cols}] with row stride {ld} needs {need} values, has {}",
-            data.len()
-        );
+        check_len(data.len(), rows, cols, ld);
         assert!(
             ld >= cols || rows <= 1,
             "row stride {ld} is below the {cols} columns"
         );
         Self {
             ptr: data.as_mut_ptr(),
-            rows,
-            cols,
-            row_stride: ld,
-            life: PhantomData,
-        }
-    }
-
-    /// Row-major view from a pointer.
-    ///
-    /// # Safety
-    /// All elements must be valid and used by no other code while the view is used, and `ld >= cols`.
-    #[must_use]
-    pub unsafe fn from_raw(ptr: *mut f32, rows: usize, cols: usize, ld: usize) -> Self {
-        Self {
-            ptr,
             rows,
             cols,
             row_stride: ld,

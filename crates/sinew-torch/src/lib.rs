@@ -47,7 +47,7 @@ pub use error::{Fault, TorchError};
 pub use folder::FolderTensors;
 pub use options::{
     Attention, Checkpointing, CriticOptions, Deadlines, LoraOptions, OpenOptions, PublishForm,
-    PublishOptions, Residence, Sharing, TorchDtype, TorchSetup,
+    PublishOptions, Sharing, TorchDtype, TorchSetup,
 };
 pub use policy::TorchPolicy;
 pub use ranks::{EndedRank, RankGroup, RankOptions};

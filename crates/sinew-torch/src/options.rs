@@ -59,7 +59,7 @@ pub enum Checkpointing {
 /// Location of weights, gradients and moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Residence {
+pub(crate) enum Residence {
     /// Memory of the ranks' devices.
     Device,
     /// Memory of the host, while engines use the devices. Nothing is computed.

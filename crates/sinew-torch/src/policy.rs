@@ -3,7 +3,7 @@
 use crate::client::{Client, FreeDevices, SharedClient};
 use crate::error::TorchError;
 use crate::folder::{FolderTensors, staging};
-use crate::options::{PublishForm, PublishOptions, Residence, TorchSetup, absolute};
+use crate::options::{PublishForm, PublishOptions, TorchSetup, absolute};
 use crate::ranks::RankGroup;
 use crate::scorer::{Scoring, TorchScorer};
 use crate::status::{ServerInfo, ServerStatus};
@@ -11,7 +11,7 @@ use crate::transport::ServerAddress;
 use crate::usage::TorchUsage;
 use crate::wire::{
     ApplyAnswer, ApplyBody, BackwardBody, Bin, LoadBody, Nothing, OpenBody, PublishAnswer,
-    PublishBody, ResideBody, SaveAnswer, SaveBody, ScoreColumns, Verb,
+    PublishBody, SaveAnswer, SaveBody, ScoreColumns, Verb,
 };
 use sinew_train::checkpoint::{CheckpointError, Draft, LoadedCheckpoint, StoredFile};
 use sinew_train::optim::{Outcome, Update};
@@ -222,16 +222,6 @@ impl TorchPolicy {
     /// `free`, which makes the engines leave, before it comes back.
     pub fn take_turns(&mut self, free: FreeDevices) {
         self.scoring.client.lock().take_turns(free);
-    }
-
-    /// Moves weights, gradients and moments. Nothing is computed while they are in host memory.
-    ///
-    /// # Errors
-    /// The server's.
-    pub fn reside(&mut self, place: Residence) -> Result<(), TorchError> {
-        self.ready = None;
-        let Nothing {} = self.call(Verb::Reside, &ResideBody { place })?;
-        Ok(())
     }
 
     /// Ends all ranks, also those of an attached server.

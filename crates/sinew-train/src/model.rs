@@ -332,7 +332,7 @@ impl Policy for ModelPolicy {
         let masks = masks(batch, &rows_of_masks);
         let want_entropies = want.entropies;
         let scored = model
-            .logprobs_among(
+            .logprobs(
                 device,
                 weights,
                 acts,
@@ -416,7 +416,7 @@ impl Policy for ModelPolicy {
         let temperatures: Vec<f32> = batch.items.iter().map(|item| item.temperature).collect();
         let rows_of_masks = mask_rows(batch);
         let masks = masks(batch, &rows_of_masks);
-        let top = model.top_among(device, weights, acts, &rows, &temperatures, masks, k);
+        let top = model.top(device, weights, acts, &rows, &temperatures, masks, k);
         Ok(vec![top.map_err(failed)?])
     }
 

@@ -248,7 +248,7 @@ impl RowPart<'_> {
 /// # Errors
 /// If a row is invalid or longer than `max_tokens`; nothing is dropped silently.
 pub fn pack(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> {
-    packing(rows, &sorted_rows(rows, max_tokens, false)?, max_tokens)
+    pack_rows(rows, max_tokens, false, true)
 }
 
 /// Packs `rows` like [`pack`], for a model that computes each row by itself: no prefix is shared.
@@ -256,9 +256,7 @@ pub fn pack(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> 
 /// # Errors
 /// Same as [`pack`].
 pub fn pack_flat(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> {
-    let mut sorted = sorted_rows(rows, max_tokens, false)?;
-    sorted.iter_mut().for_each(|row| row.shared = 0);
-    packing(rows, &sorted, max_tokens)
+    pack_rows(rows, max_tokens, false, false)
 }
 
 /// Packs `rows` like [`pack`], or [`pack_flat`] unless the model `shares` prefixes, for a model that uses the
@@ -271,26 +269,34 @@ pub fn pack_routed(
     max_tokens: usize,
     shares: bool,
 ) -> Result<Packing, PackError> {
-    let mut sorted = sorted_rows(rows, max_tokens, true)?;
-    if !shares {
-        sorted.iter_mut().for_each(|row| row.shared = 0);
-    }
-    packing(rows, &sorted, max_tokens)
+    pack_rows(rows, max_tokens, true, shares)
 }
 
-fn packing(
+fn pack_rows(
     rows: &[TrainRow],
+    max_tokens: usize,
+    routed: bool,
+    shares: bool,
+) -> Result<Packing, PackError> {
+    let sorted = sorted_rows(rows, max_tokens, routed, shares)?;
+    let lens = rows.iter().map(|row| row.tokens.len());
+    packing(&sorted, max_tokens, lens, |piece| {
+        let masks = collect_masks(rows, piece)?;
+        let asked = piece.iter().map(|part| asked_by(&rows[part.row], &masks));
+        micro_batch(piece, masks.table(), asked.collect())
+    })
+}
+
+/// Cuts the sorted rows into pieces, of which `batch` makes micro-batches. `lens` are the tokens of all rows.
+fn packing(
     sorted: &[RowPart<'_>],
     max_tokens: usize,
+    lens: impl ExactSizeIterator<Item = usize>,
+    batch: impl Fn(&[RowPart<'_>]) -> Result<MicroBatch, PackError>,
 ) -> Result<Packing, PackError> {
-    let mut micro_batches = cut(sorted, max_tokens)
-        .into_iter()
-        .map(|piece| {
-            let piece = &sorted[piece];
-            let masks = collect_masks(rows, piece)?;
-            let asked = piece.iter().map(|part| asked_by(&rows[part.row], &masks));
-            micro_batch(piece, masks.table(), asked.collect())
-        })
+    let pieces = cut(sorted, max_tokens).into_iter();
+    let mut micro_batches = pieces
+        .map(|piece| batch(&sorted[piece]))
         .collect::<Result<Vec<_>, _>>()?;
     let computed_tokens = micro_batches.iter().map(|m| m.tokens.len()).sum();
     for batch in &mut micro_batches {
@@ -299,8 +305,8 @@ fn packing(
     Ok(Packing {
         computed_tokens,
         routed_tokens: micro_batches.iter().map(|m| m.routes.known).sum(),
-        naive_tokens: rows.iter().map(|r| r.tokens.len()).sum(),
-        untrained_rows: rows.len() - sorted.len(),
+        untrained_rows: lens.len() - sorted.len(),
+        naive_tokens: lens.sum(),
         micro_batches,
     })
 }
@@ -309,6 +315,7 @@ fn sorted_rows(
     rows: &[TrainRow],
     max_tokens: usize,
     routed: bool,
+    shares: bool,
 ) -> Result<Vec<RowPart<'_>>, PackError> {
     let mut sorted: Vec<RowPart<'_>> = Vec::with_capacity(rows.len());
     let mut shape = None;
@@ -344,7 +351,7 @@ fn sorted_rows(
             shared: 0,
         });
     }
-    sort(&mut sorted);
+    sort(&mut sorted, shares);
     Ok(sorted)
 }
 
@@ -369,10 +376,11 @@ fn routes(spans: &[RouteSpan], count: usize) -> Vec<&[u8]> {
     each
 }
 
-/// Sorts rows by what they compute, and finds the prefix that each shares with the one before.
-fn sort(parts: &mut [RowPart<'_>]) {
+/// Sorts rows by what they compute; if they are to share prefixes, finds the one of each with the row before.
+fn sort(parts: &mut [RowPart<'_>], shares: bool) {
     parts.sort_by(|a, b| a.order(b).then(a.row.cmp(&b.row)));
-    for i in 1..parts.len() {
+    let with_shared = if shares { parts.len() } else { 0 };
+    for i in 1..with_shared {
         parts[i].shared = parts[i - 1].common(&parts[i]);
     }
 }

@@ -145,6 +145,7 @@ pub struct Trainer<P> {
     pub(crate) updates: u64,
     /// Index of the next update in the learning-rate schedule.
     pub(crate) place: u64,
+    /// Updates that were skipped because of a non-finite gradient, over all steps.
     pub(crate) skipped_updates: u64,
     clock: Clock,
     progress: Option<ProgressSink>,
@@ -229,11 +230,6 @@ impl<P: Policy> Trainer<P> {
     /// Number of updates applied, which is the version of the weights.
     pub fn version(&self) -> PolicyVersion {
         PolicyVersion(self.updates)
-    }
-
-    /// Number of updates that were skipped because of a non-finite gradient, over all steps.
-    pub fn skipped_updates(&self) -> u64 {
-        self.skipped_updates
     }
 
     /// Sets the step of the next batch, from 1. The learning-rate schedule counts all steps, also those

@@ -9,7 +9,9 @@ use crate::sampler;
 use crate::scheduler::SwapPolicy;
 use crate::testing::{HashForward, HashWeights};
 use proptest::prelude::*;
-use sinew_types::{FinishReason, PromptLogprob, PromptLogprobs, SamplingParams, TokenId};
+use sinew_types::{
+    FinishReason, PromptLogprob, PromptLogprobs, SamplingParams, TensorList, TokenId,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
@@ -285,20 +287,11 @@ fn swapped_weights_stamp_later_tokens_and_hide_old_prefixes() {
 
 #[test]
 fn refused_weights_change_nothing() {
-    struct Empty;
-    impl TensorSource for Empty {
-        fn names(&self) -> Vec<String> {
-            Vec::new()
-        }
-        fn tensor(&self, _: &str) -> Option<sinew_types::TensorView<'_>> {
-            None
-        }
-    }
     let mut core = core(32, config(4, 16));
     let r = request(1, &[1, 2, 3], 6);
     core.submit(r.clone(), None).unwrap();
     core.step(&mut Vec::new());
-    let refused = core.load_weights(PolicyVersion(1), &Empty);
+    let refused = core.load_weights(PolicyVersion(1), &TensorList::default());
     assert!(
         matches!(refused, Err(EngineError::Weights(_))),
         "{refused:?}"

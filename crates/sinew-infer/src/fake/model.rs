@@ -113,12 +113,7 @@ impl FakeModel {
             scored.push(PromptLogprob {
                 position: position as u32,
                 logprob: logprob(token),
-                top: likely
-                    .map(|id| TokenLogprob {
-                        id,
-                        logprob: logprob(id),
-                    })
-                    .collect(),
+                top: with_logprobs(likely, logprob),
                 targets: asked
                     .targets_at(position)
                     .iter()
@@ -171,13 +166,9 @@ impl FakeModel {
             return 0.0;
         }
         let rank = (0..PROBABILITIES.len()).find(|&r| self.candidate(state, r) == token);
-        match rank {
-            Some(rank) if self.ends_at(state).is_none() => {
-                let divided = |p: f32| p.ln() / temperature;
-                let sum: f32 = PROBABILITIES.iter().map(|&p| divided(p).exp()).sum();
-                divided(PROBABILITIES[rank]) - sum.ln()
-            }
-            _ => -10.0 + (mix_hash(state, u64::from(token)) % 1000) as f32 / 1000.0,
+        match rank.filter(|_| self.ends_at(state).is_none()) {
+            Some(rank) => logprob_of_rank(rank, &PROBABILITIES, temperature),
+            None => unlikely(state, token),
         }
     }
 
@@ -201,13 +192,8 @@ impl FakeModel {
         let candidates = self.candidates(state, mask);
         let rank = candidates.iter().position(|&t| t == token);
         match rank.filter(|_| end.is_none()) {
-            Some(rank) => {
-                let divided = |p: f32| p.ln() / temperature;
-                let likely = &PROBABILITIES[..candidates.len()];
-                let sum: f32 = likely.iter().map(|&p| divided(p).exp()).sum();
-                divided(PROBABILITIES[rank]) - sum.ln()
-            }
-            None => -10.0 + (mix_hash(state, u64::from(token)) % 1000) as f32 / 1000.0,
+            Some(rank) => logprob_of_rank(rank, &PROBABILITIES[..candidates.len()], temperature),
+            None => unlikely(state, token),
         }
     }
 
@@ -235,19 +221,10 @@ impl FakeModel {
         });
         let temperature = s.sampling.policy_temperature();
         let logprob = |id: TokenId| self.logprob_of(state, id, temperature, &mask);
-        let count = usize::from(s.sampling.top_logprobs);
-        let top = candidates.into_iter().take(count);
+        let choice = constraint.accept(id, &mask, 0.0)?;
         Ok(SampledToken {
-            id,
-            logprob: logprob(id),
-            version,
-            top: top
-                .map(|id| TokenLogprob {
-                    id,
-                    logprob: logprob(id),
-                })
-                .collect(),
-            choice: Some(constraint.accept(id, &mask, 0.0)?),
+            choice: Some(choice),
+            ..sampled(id, &candidates, s, version, logprob)
         })
     }
 
@@ -269,22 +246,51 @@ impl FakeModel {
                 (tokens[rank], tokens.to_vec())
             }
         };
-        let count = usize::from(s.sampling.top_logprobs);
         let temperature = s.sampling.policy_temperature();
         let logprob = |id: TokenId| self.logprob_in(state, id, temperature);
-        let top = top.into_iter().take(count);
-        SampledToken {
-            id,
-            logprob: logprob(id),
-            version,
-            top: top
-                .map(|id| TokenLogprob {
-                    id,
-                    logprob: logprob(id),
-                })
-                .collect(),
-            choice: None,
-        }
+        sampled(id, &top, s, version, logprob)
+    }
+}
+
+/// Log-probability of the token of a rank among tokens with these probabilities at temperature 1.
+fn logprob_of_rank(rank: usize, probabilities: &[f32], temperature: f32) -> f32 {
+    let divided = |p: f32| p.ln() / temperature;
+    let sum: f32 = probabilities.iter().map(|&p| divided(p).exp()).sum();
+    divided(probabilities[rank]) - sum.ln()
+}
+
+/// Stand-in value between -10 and -9 for a token that would not be sampled.
+fn unlikely(state: u64, token: TokenId) -> f32 {
+    -10.0 + (mix_hash(state, u64::from(token)) % 1000) as f32 / 1000.0
+}
+
+/// Tokens with their log-probabilities.
+fn with_logprobs(
+    ids: impl IntoIterator<Item = TokenId>,
+    logprob: impl Fn(TokenId) -> f32,
+) -> Vec<TokenLogprob> {
+    let entry = |id: TokenId| TokenLogprob {
+        id,
+        logprob: logprob(id),
+    };
+    ids.into_iter().map(entry).collect()
+}
+
+/// A token that follows `s`, with as many of the `likely` ones as were asked for.
+fn sampled(
+    id: TokenId,
+    likely: &[TokenId],
+    s: &Sequence,
+    version: PolicyVersion,
+    logprob: impl Fn(TokenId) -> f32,
+) -> SampledToken {
+    let count = usize::from(s.sampling.top_logprobs);
+    SampledToken {
+        id,
+        logprob: logprob(id),
+        version,
+        top: with_logprobs(likely.iter().copied().take(count), logprob),
+        choice: None,
     }
 }
 

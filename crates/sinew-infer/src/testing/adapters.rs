@@ -1,10 +1,10 @@
 //! The tests that a [`Forward`] with adapters must pass.
 
-use super::bench::{Bench, BlockSequence, all_params, prompt};
+use super::bench::{Bench, BlockSequence, Foreign, all_params, prompt};
 use crate::draw::Draw;
 use crate::forward::{AdapterSlot, Forward};
 use crate::sampler::Sampler;
-use sinew_types::{Adapter, SamplingParams, TensorSource, TensorView};
+use sinew_types::{Adapter, SamplingParams};
 use std::sync::Arc;
 
 /// Tests the contract of [`Forward`] on adapters. `make` always gives the same one, as for
@@ -124,19 +124,6 @@ fn a_slot_has_the_adapter_that_was_loaded_last<F: Forward>(
     load(&mut bench, 0, &adapters[0]);
     assert_eq!(first(&mut bench, Some(0), 2), a, "a slot is used again");
     assert_eq!(first(&mut bench, None, 2), plain, "the own weights stay");
-}
-
-/// A set with one tensor that no adapter has.
-struct Foreign;
-
-impl TensorSource for Foreign {
-    fn names(&self) -> Vec<String> {
-        vec!["foreign.weight".to_owned()]
-    }
-
-    fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
-        TensorView::f32(&[2], &[1.0, 2.0]).ok()
-    }
 }
 
 fn refused_adapters_change_nothing<F: Forward>(mut bench: Bench<F>, adapters: &[Adapter; 2]) {

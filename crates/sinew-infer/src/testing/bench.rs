@@ -4,7 +4,20 @@ use crate::draw::Draw;
 use crate::forward::{AdapterSlot, Batch, BatchSequence, BlockId, Forward, PassResult};
 use crate::prompt_row::PromptRow;
 use crate::sampler::Sampler;
-use sinew_types::{SamplingParams, TokenId};
+use sinew_types::{SamplingParams, TensorSource, TensorView, TokenId};
+
+/// A set with one tensor that no model or adapter has.
+pub(super) struct Foreign;
+
+impl TensorSource for Foreign {
+    fn names(&self) -> Vec<String> {
+        vec!["foreign.weight".to_owned()]
+    }
+
+    fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
+        TensorView::f32(&[2], &[1.0, 2.0]).ok()
+    }
+}
 
 /// A sequence with separate blocks.
 #[derive(Clone, Debug)]

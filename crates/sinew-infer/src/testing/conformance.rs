@@ -1,14 +1,12 @@
 //! The tests that every [`Forward`] must pass.
 
-use super::bench::{Bench, all_params, prompt};
+use super::bench::{Bench, Foreign, all_params, prompt};
 use crate::constraint::Constraint;
 use crate::forward::{BlockCopy, BlockId, Forward};
 use crate::prompt_row::PromptRow;
 use crate::sampler::Sampler;
 use sinew_grammar::{ListGrammars, Vocabulary};
-use sinew_types::{
-    Format, GenerateRequest, Grammar, RequestId, SamplingParams, TensorSource, TensorView, TokenId,
-};
+use sinew_types::{Format, GenerateRequest, Grammar, RequestId, SamplingParams, TokenId};
 use std::sync::{Arc, Mutex};
 
 /// Tests the contract of [`Forward`]. `make` always gives the same one, with at least 64 blocks and
@@ -289,19 +287,6 @@ fn rows_of_prompts_have_the_bits_of_draws<F: Forward>(mut bench: Bench<F>) {
         assert_eq!(scored.targets[draw.id as usize], draw.logprob);
         let own = scored.targets[tokens[position] as usize];
         assert_eq!(scored.logprob, own, "the prompt's token");
-    }
-}
-
-/// A set with one tensor that no model has.
-struct Foreign;
-
-impl TensorSource for Foreign {
-    fn names(&self) -> Vec<String> {
-        vec!["foreign.weight".to_owned()]
-    }
-
-    fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
-        TensorView::f32(&[2], &[1.0, 2.0]).ok()
     }
 }
 

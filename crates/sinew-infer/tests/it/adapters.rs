@@ -182,10 +182,9 @@ fn prompts_are_scored_as_training_scores_them() {
     model
         .forward(&device, weights, &prompt, &layout, &mut acts)
         .unwrap();
-    let temperatures = vec![1.0; items.len()];
-    let trained = model
-        .logprobs(&device, weights, &mut acts, &items, &temperatures, false)
-        .unwrap();
+    let at = vec![1.0; items.len()];
+    let trained = model.logprobs(&device, weights, &mut acts, &items, &at, None, false);
+    let trained = trained.unwrap();
     let asked = PromptLogprobs {
         targets,
         top: 2,

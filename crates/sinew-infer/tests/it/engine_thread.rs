@@ -8,7 +8,7 @@ use sinew_infer::{
 };
 use sinew_types::{
     Adapter, AdapterName, Engine, EngineError, EngineEvent, FinishReason, PolicyVersion, RequestId,
-    TensorSource, TensorView,
+    TensorList, TensorSource, TensorView,
 };
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -263,17 +263,10 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
 
 #[test]
 fn refused_weights_are_reported_and_the_old_ones_stay() {
-    struct Wrong;
-    impl TensorSource for Wrong {
-        fn names(&self) -> Vec<String> {
-            vec!["number".into()]
-        }
-        fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
-            TensorView::f32(&[2], &[1.0, 2.0]).ok()
-        }
-    }
+    let view = TensorView::f32(&[2], &[1.0, 2.0]).unwrap();
+    let wrong = TensorList(vec![("number".into(), view)]);
     let engine = engine();
-    let refused = engine.load_weights(PolicyVersion(1), Arc::new(Wrong));
+    let refused = engine.load_weights(PolicyVersion(1), Arc::new(wrong));
     assert!(
         matches!(&refused, Err(EngineError::Weights(why)) if why.contains("[2]")),
         "{refused:?}"

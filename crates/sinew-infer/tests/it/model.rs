@@ -180,16 +180,16 @@ fn sampler_and_trainer_agree_at_every_temperature() {
         model
             .forward(&device, weights, &tokens, &layout, &mut acts)
             .unwrap();
-        let trained = model
-            .logprobs(&device, weights, &mut acts, &items, &temperatures, false)
-            .unwrap();
+        let at = &temperatures;
+        let trained = model.logprobs(&device, weights, &mut acts, &items, at, None, false);
+        let trained = trained.unwrap();
         let sampled: Vec<&SampledToken> = answers.iter().flatten().collect();
         for ((token, trained), at) in sampled.iter().zip(trained.logprob).zip(&temperatures) {
             assert_eq!(token.logprob, *trained, "{kernels} at {at}");
         }
         let rows: Vec<u32> = items.iter().map(|item| item.0).collect();
         let ranked = model
-            .top(&device, weights, &mut acts, &rows, &temperatures, 3)
+            .top(&device, weights, &mut acts, &rows, &temperatures, None, 3)
             .unwrap();
         for (token, ranked) in sampled.iter().zip(&ranked) {
             let pairs = token.top.iter().zip(ranked);

@@ -22,7 +22,7 @@ impl LoraConfig {
     /// If it is missing, or [`LoraConfig::from_json`] refuses it.
     pub fn load(dir: &Path) -> Result<Self, LoadError> {
         let path = dir.join(CONFIG);
-        let text = std::fs::read_to_string(&path).map_err(|error| LoadError::Io { path, error })?;
+        let text = std::fs::read_to_string(&path).map_err(LoadError::io(&path))?;
         Self::from_json(&text).map_err(|error| LoadError::Adapter {
             path: dir.to_owned(),
             error,
@@ -46,13 +46,8 @@ impl Lora {
         let weights = Safetensors::open_file(&dir.join(WEIGHTS))?;
         refuse_base_weights(weights.shapes().map(|(name, _)| name)).map_err(failed)?;
         let layout = Arc::clone(&lora.layout);
-        layout
-            .table
-            .compare(weights.shapes())
-            .map_err(|error| LoadError::Mismatch {
-                path: dir.to_owned(),
-                error,
-            })?;
+        let fits = layout.table.compare(weights.shapes());
+        fits.map_err(LoadError::mismatch(dir))?;
         for (entry, values) in layout.table.split_mut(&mut lora.values) {
             weights.read_tensor(&entry.name, values)?;
         }

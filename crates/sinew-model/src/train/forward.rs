@@ -87,19 +87,6 @@ impl TrainModel {
         Ok(())
     }
 
-    /// [`TrainModel::logprobs_among`] all tokens, without masks.
-    pub fn logprobs<'a>(
-        &self,
-        dev: &sinew_tensor::Cpu,
-        weights: Weights<'_>,
-        acts: &'a mut Activations,
-        items: &[(u32, TokenId)],
-        temperatures: &[f32],
-        entropy: bool,
-    ) -> Result<Logprobs<'a>, ForwardError> {
-        self.logprobs_among(dev, weights, acts, items, temperatures, None, entropy)
-    }
-
     /// Natural log-probability (and, with `entropy`, entropy) of each item `(row, target)` of the
     /// last forward pass: of `target` as the token that follows row `row`. Rows can repeat.
     /// `temperatures` `[items]`, above 0, divide the logits of each item; empty: 1 for all. The
@@ -111,8 +98,8 @@ impl TrainModel {
     /// # Errors
     /// If there was no forward pass, a row or target does not exist, a temperature is not above 0,
     /// or a mask bars its target.
-    #[expect(clippy::too_many_arguments, reason = "one more than without masks")]
-    pub fn logprobs_among<'a>(
+    #[expect(clippy::too_many_arguments, reason = "a pass, and what it asks")]
+    pub fn logprobs<'a>(
         &self,
         dev: &sinew_tensor::Cpu,
         weights: Weights<'_>,

@@ -12,28 +12,15 @@ use sinew_types::{TokenId, TokenLogprob};
 const CHUNK: usize = 32;
 
 impl TrainModel {
-    /// [`TrainModel::top_among`] all tokens, without masks.
-    pub fn top(
-        &self,
-        dev: &Cpu,
-        weights: Weights<'_>,
-        acts: &mut Activations,
-        rows: &[u32],
-        temperatures: &[f32],
-        k: usize,
-    ) -> Result<Vec<Vec<TokenLogprob>>, ForwardError> {
-        self.top_among(dev, weights, acts, rows, temperatures, None, k)
-    }
-
     /// The `k` most likely tokens (fewer if fewer exist or are allowed) after each of `rows` of the
     /// last forward pass, best first, of equal ones the lower id; natural log-probabilities under
     /// the softmax of the logits, divided by the row's entry in `temperatures` (`[rows]`, above 0;
     /// empty: 1 for all), over the tokens that the row's mask allows. Rows can repeat.
     ///
     /// # Errors
-    /// Works like [`TrainModel::logprobs_among`], but a mask has no target to bar.
-    #[expect(clippy::too_many_arguments, reason = "one more than without masks")]
-    pub fn top_among(
+    /// Works like [`TrainModel::logprobs`], but a mask has no target to bar.
+    #[expect(clippy::too_many_arguments, reason = "a pass, and what it asks")]
+    pub fn top(
         &self,
         dev: &Cpu,
         weights: Weights<'_>,

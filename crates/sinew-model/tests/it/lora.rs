@@ -371,7 +371,9 @@ fn an_adapted_output_projection_is_that_of_dense_weights() {
                 model
                     .forward(&dev, weights, tokens, layout, &mut acts)
                     .unwrap();
-                model.top(&dev, weights, &mut acts, &rows, &[], 4).unwrap()
+                model
+                    .top(&dev, weights, &mut acts, &rows, &[], None, 4)
+                    .unwrap()
             });
             for (found, expected) in found.concat().iter().zip(expected.concat()) {
                 assert_eq!(found.id, expected.id, "{family}");

@@ -110,7 +110,7 @@ fn allowed_tokens_give_the_log_probabilities_and_gradients_of_pytorch() {
             let (items, temperatures) = (&golden.items, &golden.temperatures);
             let masks = Some(golden.masks());
             let out = model
-                .logprobs_among(&dev, weights, &mut acts, items, temperatures, masks, true)
+                .logprobs(&dev, weights, &mut acts, items, temperatures, masks, true)
                 .unwrap();
             assert!(relative_error(out.logprob, &golden.logprob) < 1e-5);
             assert!(relative_error(out.entropy, &golden.entropy) < 1e-5);
@@ -143,7 +143,7 @@ fn rankings_are_over_allowed_tokens_alone() {
     let rows: Vec<u32> = golden.items.iter().map(|item| item.0).collect();
     let (weights, masks) = (Weights::full(&params), Some(golden.masks()));
     let ranked = model
-        .top_among(
+        .top(
             &dev,
             weights,
             &mut acts,
@@ -174,7 +174,7 @@ fn scores(golden: &Golden, params: &Params) -> (Activations, Vec<f32>) {
         .unwrap();
     let (items, masks) = (&golden.items, Some(golden.masks()));
     let out = model
-        .logprobs_among(
+        .logprobs(
             &dev,
             weights,
             &mut acts,
@@ -198,7 +198,7 @@ fn masks_that_bar_a_target_or_do_not_fit_are_refused() {
     let mut ask = |golden: &Golden| {
         let (items, masks) = (&golden.items, Some(golden.masks()));
         model
-            .logprobs_among(
+            .logprobs(
                 &dev,
                 weights,
                 &mut acts,

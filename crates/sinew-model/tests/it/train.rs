@@ -67,6 +67,7 @@ pub(crate) fn run_on(
             &mut acts,
             &case.items,
             &case.temperatures,
+            None,
             true,
         )
         .unwrap();
@@ -98,7 +99,7 @@ pub(crate) fn add_gradients(
     let (tokens, temperatures) = (&case.tokens, &case.temperatures);
     let forward = model.forward(dev, weights, tokens, &case.layout, acts);
     forward.unwrap();
-    let scored = model.logprobs(dev, weights, acts, &case.items, temperatures, false);
+    let scored = model.logprobs(dev, weights, acts, &case.items, temperatures, None, false);
     scored.unwrap();
     let outputs = OutputGrads {
         d_logprob: &case.d_logprob,
@@ -368,12 +369,13 @@ fn rows_that_were_not_named_cannot_be_asked() {
         &mut acts,
         &[(2, 1), (5, 7), (2, 9)],
         &[],
+        None,
         false,
     );
     assert_eq!(asked.unwrap().logprob.len(), 3);
-    let error = model.logprobs(&dev, weights, &mut acts, &[(3, 1)], &[], false);
+    let error = model.logprobs(&dev, weights, &mut acts, &[(3, 1)], &[], None, false);
     assert_eq!(error.unwrap_err(), ForwardError::Unfinished { row: 3 });
-    let error = model.top(&dev, weights, &mut acts, &[4], &[], 2);
+    let error = model.top(&dev, weights, &mut acts, &[4], &[], None, 2);
     assert_eq!(error.unwrap_err(), ForwardError::Unfinished { row: 4 });
 }
 
@@ -447,7 +449,7 @@ pub(crate) fn logprobs_on(
         .map(|t| (t as u32 - 1, tokens[t]))
         .collect();
     model
-        .logprobs(dev, weights, &mut acts, &items, temperatures, false)
+        .logprobs(dev, weights, &mut acts, &items, temperatures, None, false)
         .unwrap()
         .logprob
         .to_vec()
@@ -663,7 +665,7 @@ fn bad_passes_are_refused() {
     };
     let logprobs = |acts: &mut Activations, items: &[(u32, u32)]| {
         model
-            .logprobs(&dev, weights, acts, items, &[], false)
+            .logprobs(&dev, weights, acts, items, &[], None, false)
             .map(|_| ())
     };
     says(logprobs(&mut acts, &[]), "no forward pass");
@@ -732,10 +734,10 @@ fn temperatures_that_logits_cannot_be_divided_by_are_refused() {
         (&[1.0], "temperatures: 1, expected 2"),
     ] {
         let items = [(0, 1), (1, 2)];
-        let scored = model.logprobs(&dev, weights, &mut acts, &items, temperatures, false);
+        let scored = model.logprobs(&dev, weights, &mut acts, &items, temperatures, None, false);
         let text = scored.map(|_| ()).unwrap_err().to_string();
         assert!(text.contains(why), "{text}");
-        let ranked = model.top(&dev, weights, &mut acts, &[0, 1], temperatures, 1);
+        let ranked = model.top(&dev, weights, &mut acts, &[0, 1], temperatures, None, 1);
         let text = ranked.map(|_| ()).unwrap_err().to_string();
         assert!(text.contains(why), "{text}");
     }

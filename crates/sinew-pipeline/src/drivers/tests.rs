@@ -21,7 +21,7 @@ use sinew_rollout::RunInfo;
 use sinew_store::{MemoryStore, TraceStore, own};
 use sinew_types::{
     EpisodeId, Fence, GroupId, LossSpec, NO_PARENT, Node, Outcome, PolicyVersion, SamplingParams,
-    TensorSource, TensorView, TokenKind, Trace, VersionSpan,
+    TensorList, TensorSource, TokenKind, Trace, VersionSpan,
 };
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -212,25 +212,13 @@ struct Counter {
     log: Log,
 }
 
-struct NoWeights;
-
-impl TensorSource for NoWeights {
-    fn names(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
-        None
-    }
-}
-
 impl Learner for Counter {
     fn version(&self) -> PolicyVersion {
         PolicyVersion(self.updates)
     }
 
     fn weights(&mut self) -> Result<Arc<dyn TensorSource>, PipelineError> {
-        Ok(Arc::new(NoWeights))
+        Ok(Arc::new(TensorList::default()))
     }
 
     fn columns(

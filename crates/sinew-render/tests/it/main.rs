@@ -242,7 +242,12 @@ fn worked_examples_are_checked_too() {
         Role::Tool,
         "Error: ZeroDivisionError: division by zero",
     )];
-    let mock = MockTrajectory::around("math", &start, &[], "<tool>1</tool>", &observation);
+    let again = [turn(Role::Assistant, "<tool>1</tool>")];
+    let mock = MockTrajectory {
+        name: "math".into(),
+        messages: [&start[..], &again, &observation, &again].concat(),
+        tools: Vec::new(),
+    };
     let report = conformance_check(&*SMOLLM2, &[mock]).unwrap();
     let joins: Vec<_> = report.steps.iter().map(|step| step.message).collect();
     assert_eq!(joins, [2, 4, 6]);

@@ -14,7 +14,7 @@ mod plan;
 pub(crate) mod reference;
 pub(crate) mod tile;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
@@ -24,7 +24,7 @@ use crate::buffer::{Scratch, SharedMut};
 use crate::cpu::Cpu;
 use backward::Partial;
 use kernel::{HeadGroup, Task};
-use plan::{Plan, PlanKey, STRIP_VECTORS};
+use plan::{Chunk, Plan, PlanKey, STRIP_VECTORS};
 use tile::lanes;
 
 /// Number and size of attention heads, and where they lie in a row of fused query, key and value.
@@ -162,20 +162,20 @@ impl AttentionScratch {
 pub(crate) struct Workspaces(Mutex<Vec<Scratch>>);
 
 impl Workspaces {
+    fn free(&self) -> MutexGuard<'_, Vec<Scratch>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn bytes(&self) -> usize {
-        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        free.iter().map(Scratch::bytes).sum()
+        self.free().iter().map(Scratch::bytes).sum()
     }
 
     /// Runs `body` with the memory of one task, which keeps its size for the next one.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut Scratch) -> R) -> R {
-        let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut scratch = take().unwrap_or_default();
+        let free = self.free().pop();
+        let mut scratch = free.unwrap_or_default();
         let result = body(&mut scratch);
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(scratch);
+        self.free().push(scratch);
         result
     }
 }
@@ -212,6 +212,12 @@ fn plan<'a>(
     };
     let kept = slot.take().filter(|plan| plan.fits(layout, key));
     slot.insert(kept.unwrap_or_else(|| Plan::new(layout, key)))
+}
+
+/// The heads and the rows of task `i`: chunks in turn for each group.
+fn part<'a>(plan: &'a Plan, groups: &[HeadGroup], i: usize) -> (HeadGroup, &'a Chunk) {
+    let chunks = plan.chunks.len();
+    (groups[i / chunks], &plan.chunks[i % chunks])
 }
 
 /// Panics with the name of a slice of the wrong length.
@@ -251,10 +257,7 @@ pub fn tree_attention_forward(
     };
     dev.pool()
         .parallel_for(groups.len() * plan.chunks.len(), &|i| {
-            let (group, chunk) = (
-                groups[i / plan.chunks.len()],
-                &plan.chunks[i % plan.chunks.len()],
-            );
+            let (group, chunk) = part(plan, &groups, i);
             let task = Task {
                 shape,
                 chunk,
@@ -306,16 +309,13 @@ pub fn tree_attention_backward(
     // Starts of each task's sums, in the order of tasks: groups, and chunks within a group.
     let mut starts = vec![0];
     for i in 0..groups.len() * plan.chunks.len() {
-        starts.push(starts[i] + backward::partial_len(shape, &plan.chunks[i % plan.chunks.len()]));
+        starts.push(starts[i] + backward::partial_len(shape, part(plan, &groups, i).1));
     }
     let sums = scratch.partials.take(starts[starts.len() - 1]);
     let shared_sums = SharedMut::new(sums);
     let d_qkv = SharedMut::new(d_qkv);
     dev.pool().parallel_for(starts.len() - 1, &|i| {
-        let (group, chunk) = (
-            groups[i / plan.chunks.len()],
-            &plan.chunks[i % plan.chunks.len()],
-        );
+        let (group, chunk) = part(plan, &groups, i);
         let task = Task {
             shape,
             chunk,
@@ -332,10 +332,13 @@ pub fn tree_attention_backward(
         });
     });
     let sums = &*sums;
-    let partial = |i: usize| Partial {
-        chunk: &plan.chunks[i % plan.chunks.len()],
-        d_keys: &sums[starts[i]..starts[i + 1]],
-        kv_head: groups[i / plan.chunks.len()].kv_head,
+    let partial = |i: usize| {
+        let (group, chunk) = part(plan, &groups, i);
+        Partial {
+            chunk,
+            d_keys: &sums[starts[i]..starts[i + 1]],
+            kv_head: group.kv_head,
+        }
     };
     let partials: Vec<Partial<'_>> = (0..starts.len() - 1).map(partial).collect();
     dev.pool().parallel_ranges(rows, REDUCE_ROWS, &|range| {

@@ -3,12 +3,12 @@
 
 use std::cell::RefCell;
 
+use super::Sizes;
 use super::block::BLOCK;
 use super::pack::pack_even;
-use super::product::{Product, Source};
+use super::product::Source;
 use super::split::{Split, encode};
 use super::tile::Tile;
-use super::{PACKED, Sizes};
 use crate::buffer::Scratch;
 use crate::cpu::{Cpu, KernelSet};
 use crate::matrix::{Mat, MatMut};
@@ -67,18 +67,6 @@ impl PackedBf16 {
                 }
             });
         });
-    }
-
-    /// Output features.
-    #[must_use]
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Input features.
-    #[must_use]
-    pub fn k(&self) -> usize {
-        self.k
     }
 
     /// Memory it takes, all of which a product reads.
@@ -140,16 +128,7 @@ impl Cpu {
             (w.k, w.n),
             "columns of x and y, weights [n, k]"
         );
-        PACKED.with_borrow_mut(|scratch| {
-            Product {
-                dev: self,
-                a: x,
-                b: Source::Split(&w.data),
-                c: y,
-                accumulate,
-            }
-            .run(scratch);
-        });
+        self.multiply(x, Source::Split(&w.data), y, accumulate);
     }
 }
 
@@ -289,6 +268,5 @@ mod tests {
             assert_eq!(product(&packed), product(&fresh));
             assert_eq!(packed.bytes(), fresh.bytes());
         }
-        assert_eq!((packed.n(), packed.k()), (n, k));
     }
 }

@@ -85,18 +85,6 @@ impl PackedWeights {
         unsafe { pack_b(dev, b, 0..n, 0..k, self.data.as_mut_ptr()) };
     }
 
-    /// Output features.
-    #[must_use]
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Input features.
-    #[must_use]
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
     /// Memory it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -121,21 +109,7 @@ impl Cpu {
             (w.k, w.n),
             "columns of x and y, weights [n, k]"
         );
-        PACKED.with_borrow_mut(|scratch| {
-            if self.kernels() == KernelSet::Amx {
-                let b = amx::Right::Packed(&w.data);
-                return tiles(self, x, b, y, accumulate).run(scratch);
-            }
-            let b = Source::Packed(&w.data);
-            Product {
-                dev: self,
-                a: x,
-                b,
-                c: y,
-                accumulate,
-            }
-            .run(scratch);
-        });
+        self.multiply(x, Source::Packed(&w.data), y, accumulate);
     }
 
     /// `y (+)= x · wᵀ` with `x` `[m, k]`, `w` `[n, k]`, `y` `[m, n]`.
@@ -156,37 +130,35 @@ impl Cpu {
     /// `c (+)= a · b` with `a` `[m, k]`, `b` `[k, n]`, `c` `[m, n]`, on all threads of the device.
     pub fn gemm(&self, a: Mat<'_>, b: Mat<'_>, c: MatMut<'_>, accumulate: bool) {
         assert_eq!((b.rows(), b.cols()), (a.cols(), c.cols()), "b is [k, n]");
-        PACKED.with_borrow_mut(|scratch| {
-            if self.kernels() == KernelSet::Amx {
-                return tiles(self, a, amx::Right::Plain(b), c, accumulate).run(scratch);
+        self.multiply(a, Source::Plain(b), c, accumulate);
+    }
+
+    /// `c (+)= a · b` on AMX tiles, if the device has them and `b` is not of 12 bits a value.
+    fn multiply(&self, a: Mat<'_>, b: Source<'_>, c: MatMut<'_>, accumulate: bool) {
+        let on_tiles = match b {
+            _ if self.kernels() != KernelSet::Amx => None,
+            Source::Plain(b) => Some(amx::Right::Plain(b)),
+            Source::Packed(data) => Some(amx::Right::Packed(data)),
+            Source::Split(_) => None,
+        };
+        PACKED.with_borrow_mut(|scratch| match on_tiles {
+            Some(b) => amx::Product {
+                pool: Some(self.pool()),
+                a,
+                b,
+                c,
+                accumulate,
             }
-            let b = Source::Plain(b);
-            Product {
+            .run(scratch),
+            None => Product {
                 dev: self,
                 a,
                 b,
                 c,
                 accumulate,
             }
-            .run(scratch);
+            .run(scratch),
         });
-    }
-}
-
-/// The product on AMX tiles.
-fn tiles<'a>(
-    dev: &'a Cpu,
-    a: Mat<'a>,
-    b: amx::Right<'a>,
-    c: MatMut<'a>,
-    accumulate: bool,
-) -> amx::Product<'a> {
-    amx::Product {
-        pool: Some(dev.pool()),
-        a,
-        b,
-        c,
-        accumulate,
     }
 }
 

@@ -168,18 +168,6 @@ impl PackedInt8 {
         });
     }
 
-    /// Output features.
-    #[must_use]
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Input features.
-    #[must_use]
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
     /// Memory it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {

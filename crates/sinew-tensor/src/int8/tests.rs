@@ -139,7 +139,6 @@ fn repacking_replaces_all_weights() {
         false,
     );
     assert_eq!(y, product(&dev, &x, &new, 1, n, k));
-    assert_eq!((packed.n(), packed.k()), (n, k));
     assert!(packed.bytes() < 2 * n.next_multiple_of(LANES) * 128);
 }
 

@@ -15,31 +15,25 @@ const COLUMN_STRIP: usize = 256;
 
 /// `y += x`, the residual connection. Equal lengths.
 pub fn add(dev: &Cpu, x: &[f32], y: &mut [f32]) {
-    axpy(dev, 1.0, x, y);
-}
-
-/// `y += a x`. Equal lengths.
-pub fn axpy(dev: &Cpu, a: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "x and y");
     let y = SharedMut::new(y);
     dev.pool().parallel_ranges(x.len(), GRAIN, &|range| {
         // SAFETY: ranges of tasks are disjoint.
         let y = unsafe { y.range(range.clone()) };
         // SAFETY: equal lengths.
-        unsafe { axpy_part(dev, a, &x[range], y) };
+        unsafe { add_part(dev, &x[range], y) };
     });
 }
 
 simd_fn! {
-/// `y += a x` for one range.
-fn axpy_part<V>(a: f32, x: &[f32], y: &mut [f32]) {
+/// `y += x` for one range.
+fn add_part<V>(x: &[f32], y: &mut [f32]) {
     let n = y.len();
-    let a = V::splat(a);
     let (x, y) = (x.as_ptr(), y.as_mut_ptr());
     let mut j = 0;
     while j < n {
         let left = n - j;
-        V::load_upto(x.add(j), left).fma(a, V::load_upto(y.add(j), left)).store_upto(y.add(j), left);
+        V::load_upto(x.add(j), left).add(V::load_upto(y.add(j), left)).store_upto(y.add(j), left);
         j += V::LANES;
     }
 }
@@ -73,7 +67,7 @@ pub fn bias_add(dev: &Cpu, bias: &[f32], y: &mut [f32]) {
             // SAFETY: only this task touches row `i`.
             let y = unsafe { y.range(i * n..(i + 1) * n) };
             // SAFETY: equal lengths.
-            unsafe { axpy_part(dev, 1.0, bias, y) };
+            unsafe { add_part(dev, bias, y) };
         }
     });
 }
@@ -93,7 +87,7 @@ pub fn bias_backward(dev: &Cpu, dy: &[f32], dbias: &mut [f32]) {
             let dbias = unsafe { dbias.range(cols.clone()) };
             for row in dy.chunks_exact(n) {
                 // SAFETY: equal lengths.
-                unsafe { axpy_part(dev, 1.0, &row[cols.clone()], dbias) };
+                unsafe { add_part(dev, &row[cols.clone()], dbias) };
             }
         });
 }

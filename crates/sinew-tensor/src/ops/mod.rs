@@ -18,7 +18,7 @@ mod row;
 
 pub use activation::{swiglu, swiglu_backward};
 pub use adamw::{AdamW, adamw};
-pub use elementwise::{add, axpy, bias_add, bias_backward, scale, sum_of_squares};
+pub use elementwise::{add, bias_add, bias_backward, scale, sum_of_squares};
 pub use embedding::{NOWHERE, embedding, embedding_backward, spread};
 pub use norm::{rms_norm, rms_norm_backward, rms_norm_in_place};
 pub use rope::{RopeTable, rope, rope_backward};

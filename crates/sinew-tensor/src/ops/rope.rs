@@ -23,20 +23,7 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// A table for heads of `head_dim` (even) with frequencies `base^(-2j / head_dim)`.
-    #[must_use]
-    pub fn new(head_dim: usize, base: f32, positions: usize) -> Self {
-        assert!(
-            head_dim.is_multiple_of(2),
-            "head dimension {head_dim} is odd"
-        );
-        let inv_freq: Vec<f32> = (0..head_dim / 2)
-            .map(|j| 1.0 / base.powf((2 * j) as f32 / head_dim as f32))
-            .collect();
-        Self::from_inv_freq(&inv_freq, positions)
-    }
-
-    /// A table with the given angle per position of each dimension pair, for scaled variants.
+    /// A table with the given angle per position of each dimension pair.
     ///
     /// The angle is rounded to `f32` before its sine is taken, as Transformers does.
     #[must_use]

@@ -39,25 +39,25 @@ pub(crate) struct Case {
     pub(crate) accumulate: bool,
 }
 
+/// Cases of rows and columns `dim` and of depths `deep`.
+pub(crate) fn cases(
+    dim: impl Strategy<Value = usize> + Clone,
+    deep: impl Strategy<Value = usize>,
+) -> impl Strategy<Value = Case> {
+    let flags = (any::<[bool; 2]>(), any::<bool>());
+    (dim.clone(), dim, deep, 0usize..5, flags).prop_map(|(m, n, k, pad, flags)| Case {
+        m,
+        n,
+        k,
+        pad,
+        transpose: flags.0,
+        accumulate: flags.1,
+    })
+}
+
 fn case() -> impl Strategy<Value = Case> {
     let dim = prop_oneof![2 => 0usize..4, 4 => 1usize..70, 2 => 100usize..170, 1 => 190usize..270];
-    let deep = prop_oneof![0usize..4, 1usize..70, 380usize..800];
-    (
-        dim.clone(),
-        dim,
-        deep,
-        0usize..5,
-        any::<[bool; 2]>(),
-        any::<bool>(),
-    )
-        .prop_map(|(m, n, k, pad, transpose, accumulate)| Case {
-            m,
-            n,
-            k,
-            pad,
-            transpose,
-            accumulate,
-        })
+    cases(dim, prop_oneof![0usize..4, 1usize..70, 380usize..800])
 }
 
 /// A `[rows, cols]` view over `data`, which is stored transposed or not.

@@ -8,7 +8,7 @@ use sinew_types::{LossSpec, Surrogate};
 
 /// Sums over tokens. The losses are weighted; in all other sums, each trainable token counts once, whatever
 /// its weight. The sums of parts, in any grouping, are equal up to f64 rounding.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MetricSums {
     pub(super) policy_loss: f64,
     pub(super) kl_loss: f64,
@@ -33,40 +33,22 @@ pub struct MetricSums {
     gap_tokens: f64,
     ratios: f64,
     ratio: f64,
-    ratio_min: f64,
-    ratio_max: f64,
+    ratio_range: Extremes,
     entropy_tokens: f64,
 }
 
-impl Default for MetricSums {
+/// The smallest and the largest of some numbers; infinite without any.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Extremes {
+    min: f64,
+    max: f64,
+}
+
+impl Default for Extremes {
     fn default() -> Self {
         Self {
-            policy_loss: 0.0,
-            kl_loss: 0.0,
-            entropy_loss: 0.0,
-            value_loss: 0.0,
-            teacher_loss: 0.0,
-            teacher_kl: 0.0,
-            value_clipped: 0.0,
-            kl_reference: 0.0,
-            kl_tokens: 0.0,
-            clipped: 0.0,
-            trained: 0.0,
-            kept: 0.0,
-            masked: 0.0,
-            truncated: 0.0,
-            factor: 0.0,
-            entropy: 0.0,
-            kl_k1: 0.0,
-            kl_k3: 0.0,
-            gap_abs: 0.0,
-            gap_max: 0.0,
-            gap_tokens: 0.0,
-            ratios: 0.0,
-            ratio: 0.0,
-            ratio_min: f64::INFINITY,
-            ratio_max: f64::NEG_INFINITY,
-            entropy_tokens: 0.0,
+            min: f64::INFINITY,
+            max: f64::NEG_INFINITY,
         }
     }
 }
@@ -74,37 +56,14 @@ impl Default for MetricSums {
 impl MetricSums {
     /// Adds the sums of another row or micro-batch.
     pub fn merge(&mut self, other: &Self) {
-        let pairs: [(&mut f64, f64); 23] = [
-            (&mut self.policy_loss, other.policy_loss),
-            (&mut self.kl_loss, other.kl_loss),
-            (&mut self.entropy_loss, other.entropy_loss),
-            (&mut self.value_loss, other.value_loss),
-            (&mut self.teacher_loss, other.teacher_loss),
-            (&mut self.teacher_kl, other.teacher_kl),
-            (&mut self.value_clipped, other.value_clipped),
-            (&mut self.kl_reference, other.kl_reference),
-            (&mut self.kl_tokens, other.kl_tokens),
-            (&mut self.clipped, other.clipped),
-            (&mut self.trained, other.trained),
-            (&mut self.kept, other.kept),
-            (&mut self.masked, other.masked),
-            (&mut self.truncated, other.truncated),
-            (&mut self.factor, other.factor),
-            (&mut self.entropy, other.entropy),
-            (&mut self.kl_k1, other.kl_k1),
-            (&mut self.kl_k3, other.kl_k3),
-            (&mut self.gap_abs, other.gap_abs),
-            (&mut self.gap_tokens, other.gap_tokens),
-            (&mut self.ratios, other.ratios),
-            (&mut self.ratio, other.ratio),
-            (&mut self.entropy_tokens, other.entropy_tokens),
-        ];
-        for (sum, value) in pairs {
-            *sum += value;
+        let (before, mut other) = (*self, *other);
+        for (sum, value) in self.fields().into_iter().zip(other.fields()) {
+            *sum += *value;
         }
-        self.gap_max = self.gap_max.max(other.gap_max);
-        self.ratio_min = self.ratio_min.min(other.ratio_min);
-        self.ratio_max = self.ratio_max.max(other.ratio_max);
+        // These are no sums.
+        self.gap_max = before.gap_max.max(other.gap_max);
+        self.ratio_range.min = before.ratio_range.min.min(other.ratio_range.min);
+        self.ratio_range.max = before.ratio_range.max.max(other.ratio_range.max);
     }
 
     fn fields(&mut self) -> [&mut f64; 26] {
@@ -132,8 +91,8 @@ impl MetricSums {
             &mut self.gap_tokens,
             &mut self.ratios,
             &mut self.ratio,
-            &mut self.ratio_min,
-            &mut self.ratio_max,
+            &mut self.ratio_range.min,
+            &mut self.ratio_range.max,
             &mut self.entropy_tokens,
         ]
     }
@@ -217,8 +176,8 @@ impl MetricSums {
         let mut add = |ratio: f64| {
             self.ratios += 1.0;
             self.ratio += ratio;
-            self.ratio_min = self.ratio_min.min(ratio);
-            self.ratio_max = self.ratio_max.max(ratio);
+            self.ratio_range.min = self.ratio_range.min.min(ratio);
+            self.ratio_range.max = self.ratio_range.max.max(ratio);
         };
         if matches!(
             surrogate,
@@ -257,8 +216,8 @@ impl MetricSums {
             gap_mean_abs: per(self.gap_abs, self.gap_tokens),
             gap_max_abs: (self.gap_tokens > 0.0).then_some(self.gap_max),
             ratio_mean: per(self.ratio, self.ratios),
-            ratio_min: (self.ratios > 0.0).then_some(self.ratio_min),
-            ratio_max: (self.ratios > 0.0).then_some(self.ratio_max),
+            ratio_min: (self.ratios > 0.0).then_some(self.ratio_range.min),
+            ratio_max: (self.ratios > 0.0).then_some(self.ratio_range.max),
         }
     }
 }

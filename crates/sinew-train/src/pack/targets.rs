@@ -1,6 +1,6 @@
 //! Rows with any targets: tokens that need not be the row's own next ones, several in one place.
 
-use super::{Asked, LossItem, MaskTable, PackError, Packing, RowPart, cut, micro_batch, sort};
+use super::{Asked, LossItem, MaskTable, PackError, Packing, RowPart, micro_batch, packing, sort};
 use sinew_types::{RowMasks, TokenId};
 
 /// A token whose log-probability is asked for, and its place.
@@ -55,28 +55,11 @@ pub fn pack_targets(
             shared: 0,
         });
     }
-    sort(&mut sorted);
-    if !share {
-        sorted.iter_mut().for_each(|part| part.shared = 0);
-    }
-    let mut micro_batches = cut(&sorted, max_tokens)
-        .into_iter()
-        .map(|piece| {
-            let piece = &sorted[piece];
-            let asked = piece.iter().map(|part| asked_by(&rows[part.row]));
-            micro_batch(piece, MaskTable::default(), asked.collect())
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    let computed_tokens = micro_batches.iter().map(|m| m.tokens.len()).sum();
-    for batch in &mut micro_batches {
-        batch.packed_tokens = computed_tokens;
-    }
-    Ok(Packing {
-        computed_tokens,
-        routed_tokens: 0,
-        naive_tokens: rows.iter().map(|r| r.tokens.len()).sum(),
-        untrained_rows: rows.len() - sorted.len(),
-        micro_batches,
+    sort(&mut sorted, share);
+    let lens = rows.iter().map(|row| row.tokens.len());
+    packing(&sorted, max_tokens, lens, |piece| {
+        let asked = piece.iter().map(|part| asked_by(&rows[part.row]));
+        micro_batch(piece, MaskTable::default(), asked.collect())
     })
 }
 

@@ -249,7 +249,7 @@ proptest! {
     fn no_order_of_cuts_computes_less(rows in rows()) {
         // Brute force over all ways to cut the sorted rows, up to 2^9 of them.
         let max_tokens = 14;
-        let sorted = sorted_rows(&rows, max_tokens, false).unwrap();
+        let sorted = sorted_rows(&rows, max_tokens, false, true).unwrap();
         prop_assume!(sorted.len() <= 10);
         let size = |r: &Range<usize>| {
             sorted[r.clone()].iter().map(|n| n.tokens.len() - n.shared).sum::<usize>()

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod golden;
 mod masked;
 mod shared;
 mod temperature;
@@ -106,11 +107,16 @@ fn batch(policy: &mut ModelPolicy) -> Vec<TrainRow> {
             rows.push(row(&tokens, prompt, 0.03, answer as f32 - 1.2));
         }
     }
-    let scored = score_rows(policy, &rows, 256).unwrap();
-    for (row, column) in rows.iter_mut().zip(scored) {
+    fill_behaviour(policy, &mut rows);
+    rows
+}
+
+/// Fills `behaviour_logprobs` of every row.
+fn fill_behaviour(policy: &mut ModelPolicy, rows: &mut [TrainRow]) {
+    let columns = score_rows(policy, rows, 256).unwrap();
+    for (row, column) in rows.iter_mut().zip(columns) {
         row.behaviour_logprobs = column;
     }
-    rows
 }
 
 fn clip() -> LossSpec {

@@ -1,13 +1,12 @@
 //! Tokens that were drawn from only some of the vocabulary are trained accordingly.
 
-use crate::temperature::{assert_golden, gradients, llama, norm};
-use crate::{clip, fill_reference, full};
+use crate::golden::{
+    Row, assert_golden, assert_near, assert_sum_of_rows, gradients, llama, masks, spec,
+};
+use crate::{clip, fill_behaviour, fill_reference, full};
 use sinew_train::pack::pack;
 use sinew_train::{score_rows, score_top};
-use sinew_types::{
-    Divergence, KlEstimator, KlSpec, LossSpec, RowMasks, TeacherSpec, TokenId, TokenLogprob,
-    TrainRow,
-};
+use sinew_types::{Divergence, LossSpec, RowMasks, TeacherSpec, TokenId, TokenLogprob, TrainRow};
 use std::collections::BTreeMap;
 
 #[derive(serde::Deserialize)]
@@ -23,80 +22,16 @@ struct Golden {
     final_norm: Vec<f64>,
 }
 
-#[derive(serde::Deserialize)]
-struct Row {
-    tokens: Vec<TokenId>,
-    first: usize,
-    advantage: f32,
-    temperatures: Vec<f32>,
-    behaviour: Vec<f32>,
-    reference: Vec<f32>,
-    allowed: Vec<Option<Vec<TokenId>>>,
-    teacher: Vec<Vec<(TokenId, f32)>>,
-}
-
-impl Row {
-    fn train_row(&self, weight: f32) -> TrainRow {
-        let mut row = crate::row(&self.tokens, self.first, weight, self.advantage);
-        row.temperatures.clone_from(&self.temperatures);
-        row.behaviour_logprobs.clone_from(&self.behaviour);
-        row.ref_logprobs = Some(self.reference.clone());
-        row.masks = Some(masks(97, &self.allowed));
-        let top = |top: &Vec<(TokenId, f32)>| {
-            let entry = |&(id, p): &(TokenId, f32)| TokenLogprob {
-                id,
-                logprob: p.ln(),
-            };
-            top.iter().map(entry).collect()
-        };
-        row.teacher_top = Some(self.teacher.iter().map(top).collect());
-        row
-    }
-}
-
-/// Masks of a row whose tokens were drawn from `allowed`.
-fn masks(vocab: usize, allowed: &[Option<Vec<TokenId>>]) -> RowMasks {
-    let words = vocab.div_ceil(32);
-    let mut masks = RowMasks {
-        words_per_mask: words as u32,
-        table: vec![],
-        rows: vec![],
-    };
-    for ids in allowed {
-        let Some(ids) = ids else {
-            masks.rows.push(RowMasks::ALL);
-            continue;
-        };
-        let start = masks.table.len();
-        masks.rows.push((start / words) as u32);
-        masks.table.resize(start + words, 0);
-        for &id in ids {
-            masks.table[start + id as usize / 32] |= 1 << (id % 32);
-        }
-    }
-    masks
-}
-
 #[test]
 fn grpo_over_allowed_tokens_is_that_of_pytorch() {
     let golden: Golden = serde_json::from_str(include_str!("../golden/masked.json")).unwrap();
     let spec = LossSpec {
-        surrogate: sinew_types::Surrogate::Clip {
-            low: golden.clip,
-            high: golden.clip,
-            dual: None,
-        },
-        kl: Some(KlSpec {
-            estimator: KlEstimator::K3,
-            coefficient: golden.kl,
-        }),
-        entropy: golden.entropy,
         teacher: Some(TeacherSpec {
             top_k: 2,
             divergence: Divergence::Reverse,
             coefficient: golden.teacher,
         }),
-        ..clip()
+        ..spec(golden.clip, golden.kl, golden.entropy)
     };
     let row = |row: &Row| row.train_row(golden.weight);
     let rows: Vec<TrainRow> = golden.rows.iter().map(row).collect();
@@ -135,10 +70,7 @@ fn answers() -> Vec<TrainRow> {
         row
     });
     let mut rows: Vec<TrainRow> = rows.collect();
-    let scored = score_rows(&mut full(), &rows, 256).unwrap();
-    for (row, column) in rows.iter_mut().zip(scored) {
-        row.behaviour_logprobs = column;
-    }
+    fill_behaviour(&mut full(), &mut rows);
     rows
 }
 
@@ -198,23 +130,8 @@ fn at_the_sampling_weights_the_ratio_is_one_and_forced_tokens_teach_nothing() {
         }
     }
     let (_, without) = gradients(full(), 256, &freed, &spec);
-    for (name, whole) in &whole {
-        let off = norm(whole.iter().zip(&without[name]).map(|(a, b)| a - b));
-        assert!(off <= 1e-6 * norm(whole.iter().copied()), "{name}: {off}");
-    }
-    // Rows one by one: their gradients add up to the batch's.
-    let mut sum: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-    for row in &rows {
-        let (_, part) = gradients(full(), 256, std::slice::from_ref(row), &spec);
-        for (name, values) in part {
-            let to = sum.entry(name).or_insert_with(|| vec![0.0; values.len()]);
-            to.iter_mut().zip(values).for_each(|(s, v)| *s += v);
-        }
-    }
-    for (name, whole) in &whole {
-        let off = norm(whole.iter().zip(&sum[name]).map(|(a, b)| a - b));
-        assert!(off < 1e-5 * norm(whole.iter().copied()), "{name}: {off}");
-    }
+    assert_near(&whole, &without, 1e-6);
+    assert_sum_of_rows(&whole, &rows, &spec);
 }
 
 #[test]

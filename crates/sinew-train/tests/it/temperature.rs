@@ -1,11 +1,10 @@
 //! Tokens that were sampled at temperatures other than 1 are trained at them.
 
-use crate::{clip, device, fill_reference, first_moments, full, trainer, with_first_moments};
-use sinew_model::{Keep, ModelFiles, load_model};
-use sinew_train::{ModelPolicy, StepReport, TrainerConfig, score_rows, score_top};
-use sinew_types::{EpisodeId, KlEstimator, KlSpec, LossSpec, PolicyVersion, TokenId, TrainRow};
+use crate::golden::{Row, assert_golden, assert_sum_of_rows, gradients, llama, spec};
+use crate::{clip, fill_behaviour, fill_reference, full};
+use sinew_train::{score_rows, score_top};
+use sinew_types::{EpisodeId, LossSpec, PolicyVersion, TokenId, TrainRow};
 use std::collections::BTreeMap;
-use std::path::Path;
 
 #[derive(serde::Deserialize)]
 struct Golden {
@@ -25,89 +24,10 @@ struct Case {
     final_norm: Vec<f64>,
 }
 
-#[derive(serde::Deserialize)]
-struct Row {
-    tokens: Vec<TokenId>,
-    first: usize,
-    advantage: f32,
-    temperatures: Vec<f32>,
-    behaviour: Vec<f32>,
-    reference: Vec<f32>,
-}
-
-impl Row {
-    fn train_row(&self, weight: f32) -> TrainRow {
-        let mut row = crate::row(&self.tokens, self.first, weight, self.advantage);
-        row.temperatures.clone_from(&self.temperatures);
-        row.behaviour_logprobs.clone_from(&self.behaviour);
-        row.ref_logprobs = Some(self.reference.clone());
-        row
-    }
-}
-
-/// The tiny llama that PyTorch's numbers are of.
-pub(crate) fn llama() -> ModelPolicy {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sinew-model/tests/golden/llama");
-    let params = load_model(&ModelFiles::Dir(folder)).unwrap().params;
-    ModelPolicy::full(params, 64, Keep::All, device()).unwrap()
-}
-
-/// One step's report and, by name, the gradients it took; the weights stay what they are.
-pub(crate) fn gradients(
-    policy: ModelPolicy,
-    max_rows: usize,
-    rows: &[TrainRow],
-    spec: &LossSpec,
-) -> (StepReport, BTreeMap<String, Vec<f32>>) {
-    let config = with_first_moments(TrainerConfig::new(max_rows, 1e-12));
-    let mut trainer = trainer(policy, config);
-    let report = trainer.step(rows, spec).unwrap();
-    let named = first_moments(trainer.policy());
-    (report, named.into_iter().collect())
-}
-
-pub(crate) fn norm(values: impl IntoIterator<Item = f32>) -> f64 {
-    let squares = values.into_iter().map(|v| f64::from(v) * f64::from(v));
-    squares.sum::<f64>().sqrt()
-}
-
-/// Compares gradients with PyTorch's: norms of all tensors, and every value of the final norm.
-pub(crate) fn assert_golden(
-    case: &str,
-    found: &BTreeMap<String, Vec<f32>>,
-    norms: &BTreeMap<String, f64>,
-    final_norm: &[f64],
-) {
-    assert_eq!(found.len(), norms.len());
-    for (tensor, expected) in norms {
-        let error = (norm(found[tensor].iter().copied()) / expected - 1.0).abs();
-        assert!(error < 2e-5, "{case} {tensor}: {error}");
-    }
-    for (g, e) in found["model.norm.weight"].iter().zip(final_norm) {
-        assert!((f64::from(*g) - e).abs() < 1e-6, "{case}: {g} {e}");
-    }
-}
-
-fn golden_spec(golden: &Golden) -> LossSpec {
-    LossSpec {
-        surrogate: sinew_types::Surrogate::Clip {
-            low: golden.clip,
-            high: golden.clip,
-            dual: None,
-        },
-        kl: Some(KlSpec {
-            estimator: KlEstimator::K3,
-            coefficient: golden.kl,
-        }),
-        entropy: golden.entropy,
-        ..clip()
-    }
-}
-
 #[test]
 fn grpo_at_other_temperatures_is_that_of_pytorch() {
     let golden: Golden = serde_json::from_str(include_str!("../golden/temperature.json")).unwrap();
-    let spec = golden_spec(&golden);
+    let spec = spec(golden.clip, golden.kl, golden.entropy);
     for case in &golden.cases {
         let rows: Vec<TrainRow> = case
             .rows
@@ -149,10 +69,7 @@ fn mixed() -> Vec<TrainRow> {
         row
     });
     let mut rows: Vec<TrainRow> = rows.collect();
-    let scored = score_rows(&mut full(), &rows, 256).unwrap();
-    for (row, column) in rows.iter_mut().zip(scored) {
-        row.behaviour_logprobs = column;
-    }
+    fill_behaviour(&mut full(), &mut rows);
     rows
 }
 
@@ -171,19 +88,7 @@ fn a_batch_that_mixes_temperatures_has_the_gradient_of_the_sum_of_its_parts() {
     );
     // The policy that acted is the one that is trained, so the ratio is 1 everywhere.
     assert!(report.gap_max_abs.unwrap() < 1e-5, "{report:?}");
-    let mut sum: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-    for row in &rows {
-        let (_, part) = gradients(full(), 256, std::slice::from_ref(row), &spec);
-        for (name, values) in part {
-            let to = sum.entry(name).or_insert_with(|| vec![0.0; values.len()]);
-            to.iter_mut().zip(values).for_each(|(s, v)| *s += v);
-        }
-    }
-    for (name, whole) in &whole {
-        let off = norm(whole.iter().zip(&sum[name]).map(|(a, b)| a - b));
-        let size = norm(whole.iter().copied());
-        assert!(off < 1e-5 * size, "{name}: {off} of {size}");
-    }
+    assert_sum_of_rows(&whole, &rows, &spec);
 }
 
 #[test]

@@ -209,20 +209,11 @@ fn the_bound_on_adapters_is_named_and_replacing_is_not_loading_more() {
 
 #[test]
 fn a_refused_adapter_leaves_the_old_one() {
-    struct Empty;
-    impl TensorSource for Empty {
-        fn names(&self) -> Vec<String> {
-            Vec::new()
-        }
-        fn tensor(&self, _: &str) -> Option<sinew_types::TensorView<'_>> {
-            None
-        }
-    }
     let mut core = core(64, config(4, 32));
     load(&mut core, "a", 1);
     let empty = Adapter {
         alpha: 1.0,
-        tensors: std::sync::Arc::new(Empty),
+        tensors: std::sync::Arc::new(TensorList::default()),
     };
     let refused = core.load_adapter(&name("a"), PolicyVersion(2), &empty);
     assert!(
