@@ -107,11 +107,7 @@ impl Place {
     /// # Errors
     /// If it does not run a shell.
     pub(crate) async fn sandbox(mut sandbox: Box<dyn Sandbox>) -> Placed<Self> {
-        let request = ExecRequest {
-            program: Program::Shell("pwd".into()),
-            stdin: Vec::new(),
-            deadline: FILES,
-        };
+        let request = ExecRequest::new(Program::Shell("pwd".into()), FILES);
         let done = sandbox.exec(request).await?;
         let workdir = String::from_utf8_lossy(&done.stdout).trim_end().to_owned();
         if done.ending != (Ending::Exited { code: 0 }) || !workdir.starts_with('/') {
@@ -136,11 +132,7 @@ impl Place {
 
     /// Runs a command to its end, with all processes that it starts.
     pub(crate) async fn run(&mut self, command: Command) -> Placed<ExecResult> {
-        let request = ExecRequest {
-            program: Program::Argv(command.argv),
-            stdin: Vec::new(),
-            deadline: command.deadline,
-        };
+        let request = ExecRequest::new(Program::Argv(command.argv), command.deadline);
         let options = ExecOptions {
             env: command.env,
             user: command.user.filter(|_| self.rooted),

@@ -198,11 +198,7 @@ impl Templates {
 async fn prepare(machine: &mut Machine, setup: &Setup) -> Result<Change, SandboxError> {
     machine.guest.set_up(setup).await?;
     if setup.python.is_some() {
-        let request = ExecRequest {
-            program: Program::Python("print(1)".into()),
-            stdin: Vec::new(),
-            deadline: READY,
-        };
+        let request = ExecRequest::new(Program::Python("print(1)".into()), READY);
         let outcome = machine.guest.exec(&request, &[], 1024, None).await?;
         if outcome.stdout != b"1\n" {
             let said = String::from_utf8_lossy(&outcome.stderr).into_owned();

@@ -87,6 +87,17 @@ pub struct ExecRequest {
     pub deadline: Duration,
 }
 
+impl ExecRequest {
+    /// A program without input.
+    pub fn new(program: Program, deadline: Duration) -> Self {
+        Self {
+            program,
+            stdin: Vec::new(),
+            deadline,
+        }
+    }
+}
+
 /// Options of an execution in addition to its program.
 #[derive(Clone, Debug, Default)]
 pub struct ExecOptions {

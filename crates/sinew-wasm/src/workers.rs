@@ -185,11 +185,7 @@ impl Workers {
             .map_err(|e| io_error("listen to a worker", e))?;
         let listener =
             TcpListener::from_std(listener).map_err(|e| io_error("listen to a worker", e))?;
-        let request = ExecRequest {
-            program: Program::Argv(self.argv()),
-            stdin: Vec::new(),
-            deadline: WORKER_LIFE,
-        };
+        let request = ExecRequest::new(Program::Argv(self.argv()), WORKER_LIFE);
         let mut process = tokio::spawn(async move {
             let result = sandbox.exec(request).await;
             sandbox.destroy().await?;

@@ -406,11 +406,7 @@ impl Suite<'_> {
     async fn exec_alone(&self, case: &Case) -> Result<ExecResult, SandboxError> {
         let mut sandbox = self.provider.acquire(&spec()).await?;
         let code = format!("{PRELUDE}{}{}", self.witness.python(), case.code);
-        let request = ExecRequest {
-            program: Program::Python(code),
-            stdin: Vec::new(),
-            deadline: case.time(),
-        };
+        let request = ExecRequest::new(Program::Python(code), case.time());
         let result = sandbox.exec(request).await;
         sandbox.destroy().await?;
         result
@@ -464,11 +460,10 @@ impl Suite<'_> {
 
     /// Whether the sibling still has its file, and can run a program.
     async fn sibling_answers(&mut self) -> Result<(), String> {
-        let request = ExecRequest {
-            program: Program::Python("print(open('canary').read(), end='')".into()),
-            stdin: Vec::new(),
-            deadline: Duration::from_secs(60),
-        };
+        let request = ExecRequest::new(
+            Program::Python("print(open('canary').read(), end='')".into()),
+            Duration::from_secs(60),
+        );
         let Some(sibling) = &mut self.sibling else {
             return Err("there is no sibling any more".into());
         };

@@ -177,11 +177,7 @@ fn program(argv: &[&str]) -> Program {
 /// # Errors
 /// If it does not exit with 0.
 pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<(), SandboxError> {
-    let request = ExecRequest {
-        program,
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let request = ExecRequest::new(program, Duration::from_secs(60));
     let result = sandbox.exec(request).await?;
     if result.ending == (Ending::Exited { code: 0 }) {
         return Ok(());
