@@ -76,10 +76,7 @@ fn quoted(word: &str) -> String {
 
 /// The error of a file on the host.
 fn on_host(path: &Path, e: &std::io::Error) -> SandboxError {
-    SandboxError::Io {
-        operation: format!("read {}", path.display()),
-        message: e.to_string(),
-    }
+    SandboxError::io(format!("read {}", path.display()), e)
 }
 
 impl Place {
@@ -148,10 +145,10 @@ impl Place {
             return Ok(done.stdout);
         }
         let why = String::from_utf8_lossy(&done.stderr);
-        Err(SandboxError::Io {
-            operation: "move files".into(),
-            message: format!("{}: {}", done.ending, why.trim()),
-        })
+        Err(SandboxError::io(
+            "move files",
+            format!("{}: {}", done.ending, why.trim()),
+        ))
     }
 
     /// Puts the content of a folder of the host at an absolute path. `replace`: what was there is removed.

@@ -379,6 +379,16 @@ pub enum SandboxError {
     },
 }
 
+impl SandboxError {
+    /// A system call on the host's side that failed.
+    pub fn io(operation: impl Into<String>, e: impl std::fmt::Display) -> Self {
+        Self::Io {
+            operation: operation.into(),
+            message: e.to_string(),
+        }
+    }
+}
+
 /// Return type of a sandbox's methods.
 pub type SandboxFuture<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
 
@@ -533,14 +543,15 @@ pub trait SandboxProvider: Send + Sync {
     fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             let file = self.export_file(snapshot, MAX_ARCHIVE_BYTES).await?;
-            crate::archive::unspool(&file, MAX_ARCHIVE_BYTES).map_err(|e| in_file("export", &e))
+            crate::archive::unspool(&file, MAX_ARCHIVE_BYTES)
+                .map_err(|e| SandboxError::io("export", e))
         })
     }
 
     /// Same as [`SandboxProvider::import_file`], from memory.
     fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
         Box::pin(async move {
-            let file = crate::archive::spool(archive).map_err(|e| in_file("import", &e))?;
+            let file = crate::archive::spool(archive).map_err(|e| SandboxError::io("import", e))?;
             self.import_file(file, max_bytes).await
         })
     }
@@ -548,13 +559,6 @@ pub trait SandboxProvider: Send + Sync {
 
 /// Largest archive that is held in memory.
 const MAX_ARCHIVE_BYTES: u64 = 2 << 30;
-
-fn in_file(operation: &str, e: &std::io::Error) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! Host side of the level: sandboxes are file trees, and workers run their programs.
 
-use crate::config::{WasmConfig, io_error};
+use crate::config::WasmConfig;
 use crate::error::WasmError;
 use crate::fs::resolve;
 use crate::manifest::Manifest;
@@ -192,8 +192,8 @@ async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, WasmError> + Send + 'static,
 ) -> Result<T, SandboxError> {
     let done = tokio::task::spawn_blocking(work).await;
-    let done = done.map_err(|e| io_error(operation, e.to_string()))?;
-    done.map_err(|e| io_error(operation, e))
+    let done = done.map_err(|e| SandboxError::io(operation, e))?;
+    done.map_err(|e| SandboxError::io(operation, e))
 }
 
 /// Files in a snapshot of this level.
@@ -374,7 +374,8 @@ impl WasmSandbox {
         let (stdin, deadline) = (request.stdin, request.deadline);
         let mut job = self.job(request.program, deadline, options.env)?;
         job.stream = options.output.is_some();
-        let job = pack_job(job, &stdin, &self.tree).map_err(|e| io_error("pack a job", e))?;
+        let job =
+            pack_job(job, &stdin, &self.tree).map_err(|e| SandboxError::io("pack a job", e))?;
         let mut output = Output {
             onward: options.output,
             ..Output::default()
@@ -488,14 +489,14 @@ impl Sandbox for WasmSandbox {
     fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {
         Box::pin(async move {
             self.write(path, content)
-                .map_err(|e| io_error(&format!("write {path}"), e))
+                .map_err(|e| SandboxError::io(format!("write {path}"), e))
         })
     }
 
     fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             self.read(path, max_bytes)
-                .map_err(|e| io_error(&format!("read {path}"), e))
+                .map_err(|e| SandboxError::io(format!("read {path}"), e))
         })
     }
 

@@ -284,10 +284,7 @@ async fn run_all(
     is_writable: bool,
     on_row: &mut (dyn FnMut(AttackRow) + Send),
 ) -> Result<(), SandboxError> {
-    let witness = Witness::new().map_err(|e| SandboxError::Io {
-        operation: "set traps on the host".into(),
-        message: e.to_string(),
-    })?;
+    let witness = Witness::new().map_err(|e| SandboxError::io("set traps on the host", e))?;
     sibling(provider, &witness).await?.destroy().await?;
     // All cases are compared with this count: it is not one of a pool that still fills, also on a busy host.
     let alone = Residue::settled(20).await;

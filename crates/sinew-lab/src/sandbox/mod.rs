@@ -149,10 +149,7 @@ where
 
 /// A program without a sandbox, to its end; output is dropped.
 pub(crate) fn plain(argv: &[&str]) -> Result<(), SandboxError> {
-    let failed = |message: String| SandboxError::Io {
-        operation: format!("run {}", argv.join(" ")),
-        message,
-    };
+    let failed = |message: String| SandboxError::io(format!("run {}", argv.join(" ")), message);
     let status = Command::new(argv[0])
         .args(&argv[1..])
         .stdin(Stdio::null())

@@ -257,14 +257,6 @@ impl RemoteProvider {
     }
 }
 
-/// An error of a file of this host.
-fn io(operation: &str, e: &std::io::Error) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
-}
-
 impl SandboxProvider for RemoteProvider {
     fn level(&self) -> &'static str {
         self.level
@@ -310,7 +302,7 @@ impl SandboxProvider for RemoteProvider {
             let snapshot = held(snapshot)?;
             let (api, path) = (snapshot.api(), format!("snapshots/{}", snapshot.id()));
             let mut answer = api.send(api.request(Method::GET, &path)).await?;
-            let failed = |e| io("export", &e);
+            let failed = |e| SandboxError::io("export", e);
             let mut file = tempfile::tempfile().map_err(failed)?;
             let mut bytes = 0;
             loop {
@@ -336,7 +328,7 @@ impl SandboxProvider for RemoteProvider {
             archive
                 .take(max_bytes.saturating_add(1))
                 .read_to_end(&mut bytes)
-                .map_err(|e| io("import", &e))?;
+                .map_err(|e| SandboxError::io("import", e))?;
             if bytes.len() as u64 > max_bytes {
                 return Err(too_long(max_bytes));
             }

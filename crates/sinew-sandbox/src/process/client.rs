@@ -62,13 +62,6 @@ pub(super) fn unavailable(reason: impl Into<String>) -> SandboxError {
     }
 }
 
-pub(super) fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
-}
-
 const GONE: &str = "the process that starts sandboxes is gone";
 
 pub(super) fn gone() -> SandboxError {
@@ -209,7 +202,7 @@ impl Client {
         }
         match receiver.await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(message)) => Err(io_error("sandbox", message)),
+            Ok(Err(message)) => Err(SandboxError::io("sandbox", message)),
             Err(_) => Err(gone()),
         }
     }
@@ -224,7 +217,7 @@ fn unsent(waiting: &mut Waiting, why: &sinew_jail::Error) -> SandboxError {
     if waiting.dead.is_some() {
         gone()
     } else {
-        io_error("ask the spawner", why)
+        SandboxError::io("ask the spawner", why)
     }
 }
 
@@ -236,8 +229,8 @@ fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxEr
         None,
         SockFlag::SOCK_CLOEXEC,
     )
-    .map_err(|e| io_error("socketpair", e))?;
-    let config = serde_json::to_string(config).map_err(|e| io_error("encode", e))?;
+    .map_err(|e| SandboxError::io("socketpair", e))?;
+    let config = serde_json::to_string(config).map_err(|e| SandboxError::io("encode", e))?;
     let child = Command::new(program)
         .arg("spawner")
         .arg(config)
@@ -246,7 +239,7 @@ fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxEr
         .env_clear()
         .current_dir("/")
         .spawn()
-        .map_err(|e| io_error(&format!("start {}", program.display()), e))?;
+        .map_err(|e| SandboxError::io(format!("start {}", program.display()), e))?;
     Ok((ours, child))
 }
 
@@ -255,7 +248,7 @@ fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, Vec<String>), SandboxErro
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let timeout = PollTimeout::try_from(START_TIMEOUT).unwrap_or(PollTimeout::MAX);
     let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-    let ready = poll(&mut fds, timeout).map_err(|e| io_error("poll", e))?;
+    let ready = poll(&mut fds, timeout).map_err(|e| SandboxError::io("poll", e))?;
     if ready == 0 {
         let seconds = START_TIMEOUT.as_secs();
         return Err(unavailable(format!(

@@ -223,7 +223,7 @@ impl SandboxProvider for ProcessProvider {
         Box::pin(async move {
             let client = self.spawner.client().await?;
             let snapshot = own(snapshot, &client)?;
-            let failed = |e| super::client::io_error("export", e);
+            let failed = |e| SandboxError::io("export", e);
             let _turn = self.turns.acquire().await;
             let mut file = crate::archive::spool(&[]).map_err(failed)?;
             // Dropped, it ends the export.

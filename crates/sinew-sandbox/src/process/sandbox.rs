@@ -3,7 +3,7 @@
 //! One execution runs at a time: methods take `&mut self`. A future that is dropped kills its execution; the
 //! sandbox is usable again when that is gone, and a request before that is refused.
 
-use super::client::{Answer, Client, gone, io_error, unavailable};
+use super::client::{Answer, Client, gone, unavailable};
 use super::output::{Bounds, StreamOutput, capture, drain, feed};
 use super::snapshot::kept;
 use super::terminal;
@@ -111,10 +111,10 @@ fn pipes(fed: bool) -> std::io::Result<Pipes> {
 /// Content of the file that an answer brings.
 fn content(answer: Answer, max_bytes: u64) -> Result<Vec<u8>, SandboxError> {
     let file = answer.file;
-    let file = file.ok_or_else(|| io_error("read", "the answer had no content"))?;
+    let file = file.ok_or_else(|| SandboxError::io("read", "the answer had no content"))?;
     let mut bytes = Vec::new();
     let read = File::from(file).take(max_bytes).read_to_end(&mut bytes);
-    read.map_err(|e| io_error("read", e))?;
+    read.map_err(|e| SandboxError::io("read", e))?;
     Ok(bytes)
 }
 
@@ -198,7 +198,8 @@ impl ProcessSandbox {
         let start = checked(request.program)?;
         let env = [self.spec.env.clone(), options.env].concat();
         check_env(&env)?;
-        let mut pipes = pipes(!request.stdin.is_empty()).map_err(|e| io_error("pipe", e))?;
+        let mut pipes =
+            pipes(!request.stdin.is_empty()).map_err(|e| SandboxError::io("pipe", e))?;
         let raw: Vec<RawFd> = pipes.theirs.iter().map(AsRawFd::as_raw_fd).collect();
         let exec = Request::Exec {
             id: self.id,
@@ -225,7 +226,7 @@ impl ProcessSandbox {
                     Ok((stdout, drain(pipes.stderr, max, err, output).await?))
                 };
                 let captured: std::io::Result<_> = captured.await;
-                let (stdout, stderr) = captured.map_err(|e| io_error("read output", e))?;
+                let (stdout, stderr) = captured.map_err(|e| SandboxError::io("read output", e))?;
                 (None, stdout, stderr, end)
             }
             None => {
@@ -288,7 +289,7 @@ impl ProcessSandbox {
         };
         // A program can close its output and continue: its end is waited for, too.
         let ((stdout, stderr, ()), (cut, end)) = tokio::try_join!(work, ending)?;
-        let failed = |e| io_error("read output", e);
+        let failed = |e| SandboxError::io("read output", e);
         Ok((cut, stdout.map_err(failed)?, stderr.map_err(failed)?, end))
     }
 
@@ -321,7 +322,7 @@ impl ProcessSandbox {
         let env = [self.spec.env.clone(), std::mem::take(&mut terminal.env)].concat();
         check_env(&env)?;
         let (master, theirs) =
-            terminal::open(terminal.size).map_err(|e| io_error("open a terminal", e))?;
+            terminal::open(terminal.size).map_err(|e| SandboxError::io("open a terminal", e))?;
         let raw: Vec<RawFd> = theirs.iter().map(AsRawFd::as_raw_fd).collect();
         let exec = Request::Exec {
             id: self.id,
@@ -377,7 +378,7 @@ impl ProcessSandbox {
         stderr: StreamOutput,
     ) -> Result<ExecResult, SandboxError> {
         if let Exit::Refused(why) = end.exit {
-            return Err(io_error("sandbox", why));
+            return Err(SandboxError::io("sandbox", why));
         }
         let full = self.is_full(&end);
         if let (Exit::SetUp(step, errno), None, false) = (&end.exit, cut, full) {
@@ -457,7 +458,7 @@ impl Sandbox for ProcessSandbox {
 
     fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {
         Box::pin(async move {
-            let file = memory_file(content).map_err(|e| io_error("write", e))?;
+            let file = memory_file(content).map_err(|e| SandboxError::io("write", e))?;
             let request = Request::WriteFile {
                 id: self.id,
                 path: path.into(),
@@ -520,7 +521,9 @@ impl Sandbox for ProcessSandbox {
         Box::pin(async move {
             let id = self.id;
             let answer = self.client.ask(Request::Listen { id, port }, &[]).await?;
-            let file = answer.file.ok_or_else(|| io_error("listen", "no socket"))?;
+            let file = answer
+                .file
+                .ok_or_else(|| SandboxError::io("listen", "no socket"))?;
             Ok(file.into())
         })
     }
