@@ -40,6 +40,25 @@ impl SandboxSpec {
             }),
         }
     }
+
+    /// Refuses a level that lacks one of the protections, if all were requested with [`Self::strict`].
+    ///
+    /// # Errors
+    /// [`SandboxError::NotEnforced`] with the names and reasons of the missing ones.
+    pub fn refuse_missing<'a>(
+        &self,
+        protections: impl IntoIterator<Item = &'a Protection>,
+    ) -> Result<(), SandboxError> {
+        let all = protections.into_iter();
+        let missing = all.filter(|p| self.strict && !p.enforced);
+        let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(SandboxError::NotEnforced {
+            missing: missing.join(", "),
+        })
+    }
 }
 
 /// Layer above the image of a sandbox, which ends with the sandbox. Programs can write everywhere, and may

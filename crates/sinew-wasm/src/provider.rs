@@ -7,15 +7,15 @@ use crate::manifest::Manifest;
 use crate::wire::{Job, Tree, base_env, pack_job};
 use crate::workers::{Output, Workers};
 use sinew_sandbox::{
-    ExecOptions, ExecRequest, ExecResult, Network, Program, Protection, Sandbox, SandboxError,
-    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Usage,
+    ExecOptions, ExecRequest, ExecResult, Network, Places, Program, Protection, Sandbox,
+    SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
 use std::fs::File;
 use std::io::{BufReader, Seek};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Maximum bytes of a program or argument list.
 const MAX_PROGRAM_BYTES: usize = 4 << 20;
@@ -29,7 +29,7 @@ struct Inner {
     /// Workers, which start with the first executions.
     workers: Workers,
     /// Free sandboxes.
-    live: Arc<Semaphore>,
+    live: Places,
     /// Next number of a sandbox or snapshot.
     next: AtomicU64,
     /// Protections of all sandboxes.
@@ -80,7 +80,7 @@ impl WasmProvider {
             inner: Arc::new(Inner {
                 workers: Workers::new(below, config.clone(), &manifest),
                 modules: manifest.modules.into_keys().collect(),
-                live: Arc::new(Semaphore::new(config.max_live)),
+                live: Places::new(config.max_live, config.acquire_timeout),
                 next: AtomicU64::new(1),
                 config,
                 protections,
@@ -226,25 +226,8 @@ impl WasmProvider {
                 operation: "reach a network",
             });
         }
-        let missing = self.inner.protections.iter().filter(|p| !p.enforced);
-        let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();
-        if spec.strict && !missing.is_empty() {
-            return Err(SandboxError::NotEnforced {
-                missing: missing.join(", "),
-            });
-        }
-        let config = &self.inner.config;
-        let waited = tokio::time::timeout(
-            config.acquire_timeout,
-            Arc::clone(&self.inner.live).acquire_owned(),
-        );
-        let Ok(Ok(permit)) = waited.await else {
-            return Err(SandboxError::Busy {
-                waited_s: config.acquire_timeout.as_secs(),
-                live: config.max_live,
-                limit: config.max_live,
-            });
-        };
+        spec.refuse_missing(self.inner.protections.iter())?;
+        let permit = self.inner.live.take().await?;
         Ok(Box::new(WasmSandbox {
             inner: Arc::clone(&self.inner),
             spec: spec.clone(),

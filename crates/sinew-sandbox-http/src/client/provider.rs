@@ -5,15 +5,14 @@ use crate::client::hosts::{Finder, Hosts, NoReport, Wanted, questions};
 use crate::client::remote_sandbox::{RemoteHandle, RemoteSandbox, held, snapshot_of};
 use sinew_http::{Method, Retry};
 use sinew_sandbox::{
-    Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
-    Snapshot,
+    Network, Places, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider,
+    SandboxSpec, Snapshot,
 };
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Time for which a server without room, or away, is asked again.
@@ -61,9 +60,7 @@ pub struct RemoteProvider {
     /// Name of the level.
     level: &'static str,
     /// Places of sandboxes that can be made.
-    places: Arc<Semaphore>,
-    /// All places.
-    max_live: usize,
+    places: Places,
     /// Reason why the last sandbox could not be made.
     broken: Mutex<Option<String>>,
 }
@@ -119,8 +116,7 @@ impl RemoteProvider {
         let provider = Self {
             hosts,
             level,
-            places: Arc::new(Semaphore::new(max_live)),
-            max_live,
+            places: Places::new(max_live, PATIENCE),
             broken: Mutex::new(None),
         };
         let told = asked.recv();
@@ -139,17 +135,6 @@ impl RemoteProvider {
         }
     }
 
-    /// A place for one more sandbox, when there is one.
-    async fn place(&self) -> Result<OwnedSemaphorePermit, SandboxError> {
-        let place = Arc::clone(&self.places).acquire_owned();
-        let place = tokio::time::timeout(PATIENCE, place).await;
-        place.ok().and_then(Result::ok).ok_or(SandboxError::Busy {
-            waited_s: PATIENCE.as_secs(),
-            live: self.max_live,
-            limit: self.max_live,
-        })
-    }
-
     /// Makes a sandbox, when there is a place.
     async fn make(
         &self,
@@ -162,7 +147,7 @@ impl RemoteProvider {
                 operation: "give a sandbox of another host a way to this one's network",
             });
         }
-        let place = self.place().await?;
+        let place = self.places.take().await?;
         let made = match snapshot {
             None => self.make_somewhere(spec).await,
             Some(snapshot) => self.make_from(spec, snapshot).await,
