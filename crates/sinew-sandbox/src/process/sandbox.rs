@@ -23,8 +23,6 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 
 /// Maximum time until a killed sandbox is gone.
 const KILL_GRACE: Duration = Duration::from_secs(60);
-/// Largest program: one argument of execve may have 128 KiB.
-const MAX_PROGRAM_BYTES: usize = 96 << 10;
 /// Memory that can be missing for one allocation of the kernel's.
 const FULL_BYTES: u64 = 1 << 20;
 /// Time after the start of a program without input before its output is read. Most programs have ended by
@@ -120,38 +118,13 @@ fn content(answer: Answer, max_bytes: u64) -> Result<Vec<u8>, SandboxError> {
 
 /// # Errors
 /// [`SandboxError::Request`] for a program that is empty, too long, or has a zero byte.
-fn checked(program: Program) -> Result<Start, SandboxError> {
-    let bad = |value: String, allowed: &str| SandboxError::Request {
-        field: "program",
-        value,
-        allowed: allowed.into(),
-    };
-    let start = match program {
-        Program::Argv(argv) => Start::Argv(argv),
-        Program::Python(code) => Start::Python(code),
-        Program::Shell(script) => Start::Argv(vec!["/bin/sh".into(), "-c".into(), script]),
-    };
-    let (bytes, zero) = match &start {
-        Start::Argv(argv) | Start::OnTerminal(argv) => (
-            argv.iter().map(String::len).sum(),
-            argv.iter().any(|a| a.contains('\0')),
-        ),
-        Start::Python(code) => (code.len(), code.contains('\0')),
-    };
-    if matches!(&start, Start::Argv(argv) if argv.first().is_none_or(String::is_empty)) {
-        return Err(bad("empty".into(), "at least the name of a program"));
-    }
-    if bytes > MAX_PROGRAM_BYTES {
-        let allowed = "at most 98304 bytes; write longer ones to a file in the sandbox";
-        return Err(bad(format!("{bytes} bytes"), allowed));
-    }
-    if zero {
-        return Err(bad(
-            "text with a zero byte".into(),
-            "text without zero bytes",
-        ));
-    }
-    Ok(start)
+fn checked(program: &Program) -> Result<Start, SandboxError> {
+    let (is_python, args) = crate::guest::checked(program)?;
+    Ok(if is_python {
+        Start::Python(args.concat())
+    } else {
+        Start::Argv(args)
+    })
 }
 
 fn check_env(env: &[(String, String)]) -> Result<(), SandboxError> {
@@ -195,7 +168,7 @@ impl ProcessSandbox {
     ) -> Result<ExecResult, SandboxError> {
         options.refuse_user_and_workdir()?;
         let started = Instant::now();
-        let start = checked(request.program)?;
+        let start = checked(&request.program)?;
         let env = [self.spec.env.clone(), options.env].concat();
         check_env(&env)?;
         let mut pipes =
@@ -312,7 +285,7 @@ impl ProcessSandbox {
                 "nothing, where there is a terminal",
             ));
         }
-        let Start::Argv(argv) = checked(request.program)? else {
+        let Start::Argv(argv) = checked(&request.program)? else {
             return Err(refused(
                 "program",
                 "Python code",
