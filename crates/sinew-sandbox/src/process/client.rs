@@ -162,21 +162,7 @@ impl Client {
         request: Request,
         fds: &[RawFd],
     ) -> Result<oneshot::Receiver<End>, SandboxError> {
-        let seq = self.number();
-        let (sender, receiver) = oneshot::channel();
-        {
-            let mut waiting = self.lock();
-            if let Some(dead) = &waiting.dead {
-                return Err(SandboxError::Died(dead.clone()));
-            }
-            waiting.ends.insert(seq, sender);
-        }
-        if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
-            let mut waiting = self.lock();
-            waiting.ends.remove(&seq);
-            return Err(unsent(&mut waiting, &e));
-        }
-        Ok(receiver)
+        self.send(request, fds, |waiting| &mut waiting.ends)
     }
 
     /// Sends a request with files and waits for its answer. A caller that stops waiting leaves the request
@@ -186,6 +172,21 @@ impl Client {
         request: Request,
         fds: &[RawFd],
     ) -> Result<Answer, SandboxError> {
+        let receiver = self.send(request, fds, |waiting| &mut waiting.answers)?;
+        match receiver.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(message)) => Err(SandboxError::io("sandbox", message)),
+            Err(_) => Err(gone()),
+        }
+    }
+
+    /// Sends a request with files. What comes of it goes to the sender that is kept among `waiters`.
+    fn send<T>(
+        &self,
+        request: Request,
+        fds: &[RawFd],
+        waiters: fn(&mut Waiting) -> &mut HashMap<u64, oneshot::Sender<T>>,
+    ) -> Result<oneshot::Receiver<T>, SandboxError> {
         let seq = self.number();
         let (sender, receiver) = oneshot::channel();
         {
@@ -193,18 +194,14 @@ impl Client {
             if let Some(dead) = &waiting.dead {
                 return Err(SandboxError::Died(dead.clone()));
             }
-            waiting.answers.insert(seq, sender);
+            waiters(&mut waiting).insert(seq, sender);
         }
         if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
             let mut waiting = self.lock();
-            waiting.answers.remove(&seq);
+            waiters(&mut waiting).remove(&seq);
             return Err(unsent(&mut waiting, &e));
         }
-        match receiver.await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(message)) => Err(SandboxError::io("sandbox", message)),
-            Err(_) => Err(gone()),
-        }
+        Ok(receiver)
     }
 }
 
