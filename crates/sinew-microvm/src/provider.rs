@@ -118,12 +118,21 @@ impl Saved {
             return Ok(made);
         }
         let saved = Arc::clone(self);
-        let copied = tokio::task::spawn_blocking(move || saved.base.with(&saved.change)).await;
-        let copied = copied.map_err(|e| io("copy memory", e))?;
-        let base = Arc::new(copied.map_err(|e| io("copy memory", e))?);
+        let copied = apart("copy memory", move || saved.base.with(&saved.change)).await;
+        let base = Arc::new(copied?);
         *self.made.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&base);
         Ok(base)
     }
+}
+
+/// Runs work that waits for memory or a disk on another thread.
+pub(crate) async fn apart<T: Send + 'static>(
+    operation: &str,
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, SandboxError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.map_err(|e| io(operation, e))?;
+    done.map_err(|e| io(operation, e))
 }
 
 /// Error of a file, a process or a request to a monitor.
