@@ -75,8 +75,8 @@ impl ContainerProvider {
             return Err(e);
         }
         let inner = Arc::clone(&self.inner);
-        let sandbox = ContainerSandbox::new(inner, spec.clone(), started, base, permit)
-            .with_protections(protections);
+        let spec = spec.clone();
+        let sandbox = ContainerSandbox::new(inner, spec, started, base, protections, permit);
         Ok(Box::new(sandbox))
     }
 }
