@@ -263,11 +263,10 @@ pub async fn run_writable(
 
 /// Cases that programs carry out, and those with a part on the host, in their order.
 fn cases(is_writable: bool) -> (Vec<&'static Case>, Vec<&'static special::Special>) {
-    let none: (&'static [Case], &'static [special::Special]) = (&[], &[]);
-    let (programs, specials) = if is_writable {
+    let (programs, specials): (&[Case], &[special::Special]) = if is_writable {
         (writable::CASES, writable::SPECIALS)
     } else {
-        none
+        (&[], &[])
     };
     let all = [resource::CASES, files::CASES, kernel::CASES, programs];
     let special = [special::ALL, state::ALL, exit_reports::ALL, specials];
