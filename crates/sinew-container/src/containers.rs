@@ -475,11 +475,10 @@ async fn ended(body: &mut Body) -> String {
 
 /// Output of a program if it can be run and exits with 0, else `None`.
 async fn say(guest: &mut Guest, argv: &[&str]) -> SandboxResult<Option<String>> {
-    let request = ExecRequest {
-        program: Program::Argv(argv.iter().map(|&a| a.into()).collect()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(20),
-    };
+    let request = ExecRequest::new(
+        Program::Argv(argv.iter().map(|&a| a.into()).collect()),
+        Duration::from_secs(20),
+    );
     match guest.exec(&request, &[], 1 << 16, None).await {
         Ok(outcome) => {
             let ok = outcome.ended.ending(0, 0, 1e9) == (Ending::Exited { code: 0 });

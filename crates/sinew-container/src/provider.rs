@@ -8,11 +8,11 @@ use crate::spec::unavailable;
 use crate::state::io;
 use sinew_sandbox::guest::Entry;
 use sinew_sandbox::{
-    Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot,
+    Places, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
+    Snapshot,
 };
 use std::fs::File;
 use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Provider of sandboxes, each of them a container. It holds the limit of live ones.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct ContainerProvider {
     /// Containers, shared with the sandboxes.
     inner: Arc<Containers>,
     /// One permit for each sandbox that may still be made.
-    live: Arc<Semaphore>,
+    live: Places,
 }
 
 type SandboxResult<T> = Result<T, SandboxError>;
@@ -44,7 +44,7 @@ impl ContainerProvider {
             .join()
             .map_err(|_| unavailable("its start panicked".into()))??;
         Ok(Self {
-            live: Arc::new(Semaphore::new(inner.config.max_live)),
+            live: Places::new(inner.config.max_live, inner.config.acquire_timeout),
             inner: Arc::new(inner),
         })
     }
@@ -52,23 +52,6 @@ impl ContainerProvider {
     /// Name of the engine that starts containers.
     pub fn engine(&self) -> &'static str {
         self.inner.engine.kind()
-    }
-
-    /// Waits for a permit.
-    ///
-    /// # Errors
-    /// [`SandboxError::Busy`] after the configured time.
-    async fn permit(&self) -> SandboxResult<OwnedSemaphorePermit> {
-        let config = &self.inner.config;
-        let permit = Arc::clone(&self.live).acquire_owned();
-        match tokio::time::timeout(config.acquire_timeout, permit).await {
-            Ok(Ok(permit)) => Ok(permit),
-            _ => Err(SandboxError::Busy {
-                waited_s: config.acquire_timeout.as_secs(),
-                live: config.max_live,
-                limit: config.max_live,
-            }),
-        }
     }
 
     /// Starts a container with the files of `base`.
@@ -82,16 +65,8 @@ impl ContainerProvider {
     ) -> SandboxResult<Box<dyn Sandbox>> {
         check_root(spec)?;
         let protections = self.inner.protections_of(spec).await?;
-        if spec.strict {
-            let missing = protections.iter().filter(|p| !p.enforced);
-            let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();
-            if !missing.is_empty() {
-                return Err(SandboxError::NotEnforced {
-                    missing: missing.join(", "),
-                });
-            }
-        }
-        let permit = self.permit().await?;
+        spec.refuse_missing(protections.iter())?;
+        let permit = self.live.take().await?;
         let mut started = self.inner.start(spec).await?;
         if !base.is_empty()
             && let Err(e) = started.guest.restore(&base).await
@@ -100,8 +75,8 @@ impl ContainerProvider {
             return Err(e);
         }
         let inner = Arc::clone(&self.inner);
-        let sandbox = ContainerSandbox::new(inner, spec.clone(), started, base, permit)
-            .with_protections(protections);
+        let spec = spec.clone();
+        let sandbox = ContainerSandbox::new(inner, spec, started, base, protections, permit);
         Ok(Box::new(sandbox))
     }
 }

@@ -70,12 +70,11 @@ impl Runtime {
             ]);
         }
         command.push(name.into());
-        let runtime = Self {
+        Ok(Self {
             name,
             command,
             state: state.into(),
-        };
-        Ok(runtime)
+        })
     }
 
     pub(crate) fn name(&self) -> &'static str {

@@ -53,10 +53,11 @@ impl ContainerSandbox {
         spec: SandboxSpec,
         started: RunningContainer,
         base: Arc<Vec<Entry>>,
+        protections: Arc<Vec<Protection>>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
         Self {
-            protections: Arc::clone(&inner.protections),
+            protections,
             inner,
             spec,
             guest: started.guest,
@@ -69,12 +70,6 @@ impl ContainerSandbox {
             folder: started.folder,
             permit,
         }
-    }
-
-    /// Sets the protections that are reported with every result.
-    pub(crate) fn with_protections(mut self, protections: Arc<Vec<Protection>>) -> Self {
-        self.protections = protections;
-        self
     }
 
     /// Refuses an operation that needs a read-only root, or else a writable one.

@@ -32,11 +32,7 @@ fn start(config: ContainerConfig) -> ContainerProvider {
 }
 
 fn request(program: Program) -> ExecRequest {
-    ExecRequest {
-        program,
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    }
+    ExecRequest::new(program, Duration::from_secs(60))
 }
 
 async fn python(sandbox: &mut Box<dyn Sandbox>, code: &str) -> ExecResult {

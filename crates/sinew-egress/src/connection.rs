@@ -5,13 +5,14 @@
 
 use crate::audit::{Audit, AuditLine};
 use crate::authority::Authority;
-use crate::body::{Problem, failed, failed_with};
+use crate::body::{Body, Problem, failed, failed_with, refusal};
 use crate::config::Mode;
 use crate::policy::Policy;
 use crate::quota::{Meter, Quota};
 use crate::record::{FolderQuota, Recordings};
 use crate::request::Target;
 use crate::upstream::{Names, Resolve};
+use hyper::Response;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -169,6 +170,14 @@ impl AuditEntry {
         };
         self.line.reason = Some(reason.into());
         self.line.detail = Some(problem.to_string());
+    }
+
+    /// Answers with a problem.
+    pub(crate) fn refuse(&mut self, problem: &Problem) -> Response<Body> {
+        self.problem(problem);
+        let response = refusal(problem);
+        self.line.status = Some(response.status().as_u16());
+        response
     }
 }
 

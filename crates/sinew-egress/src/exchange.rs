@@ -60,12 +60,7 @@ pub(crate) async fn respond(connection: Connection, request: Request<Incoming>) 
     let mut entry = AuditEntry::new(&session, request.method().as_str(), url);
     match forward(&connection, request, &mut entry).await {
         Ok((head, rest)) => finish(head, rest, entry),
-        Err(problem) => {
-            entry.problem(&problem);
-            let response = refusal(&problem);
-            entry.line.status = Some(response.status().as_u16());
-            response
-        }
+        Err(problem) => entry.refuse(&problem),
     }
 }
 
@@ -94,6 +89,15 @@ struct ResponseHead {
     status: StatusCode,
     /// Headers without those of the server's connection.
     headers: HeaderMap,
+}
+
+impl ResponseHead {
+    fn with(self, body: Body) -> Response<Body> {
+        let mut response = Response::new(body);
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        response
+    }
 }
 
 /// A checked request, ready to send.
@@ -563,10 +567,7 @@ fn finish(head: ResponseHead, rest: ResponseBody, mut entry: AuditEntry) -> Resp
             StreamBody::new(Box::pin(chunks)).boxed()
         }
     };
-    let mut response = Response::new(body);
-    *response.status_mut() = head.status;
-    *response.headers_mut() = head.headers;
-    response
+    head.with(body)
 }
 
 /// Response with a complete body, which is handed out in pieces: its memory counts until the last one.
@@ -583,9 +584,7 @@ fn respond_whole(head: ResponseHead, Whole(bytes, held): Whole) -> Response<Body
         0 => full(Bytes::new()),
         _ => StreamBody::new(Box::pin(pieces)).boxed(),
     };
-    let mut response = Response::new(body);
-    *response.status_mut() = head.status;
-    *response.headers_mut() = head.headers;
+    let mut response = head.with(body);
     if length > 0 {
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
     }

@@ -43,9 +43,6 @@ pub enum ProxyError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The configuration is invalid.
-    #[error(transparent)]
-    Config(#[from] crate::config::ConfigError),
 }
 
 /// Adds the failed operation to an I/O error.

@@ -161,31 +161,33 @@ impl Meter {
     /// Counts bytes to a server.
     pub(crate) fn up(&self, bytes: usize) -> Result<(), Denial> {
         let total = self.up.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        let fits = total <= self.quota.bytes_up;
-        fits.then_some(())
-            .ok_or_else(|| used_up("bytes_up", self.quota.bytes_up))
+        within("bytes_up", total, self.quota.bytes_up)
     }
 
     /// Checks whether `bytes` may be sent to a server, without counting them.
     pub(crate) fn may_up(&self, bytes: u64) -> Result<(), Denial> {
-        let fits = self.up.load(Ordering::Relaxed).saturating_add(bytes) <= self.quota.bytes_up;
-        fits.then_some(())
-            .ok_or_else(|| used_up("bytes_up", self.quota.bytes_up))
+        let total = self.up.load(Ordering::Relaxed).saturating_add(bytes);
+        within("bytes_up", total, self.quota.bytes_up)
     }
 
     /// Checks whether `bytes` may be received from a server, without counting them.
     pub(crate) fn may_down(&self, bytes: u64) -> Result<(), Denial> {
-        let fits = self.down.load(Ordering::Relaxed).saturating_add(bytes) <= self.quota.bytes_down;
-        fits.then_some(())
-            .ok_or_else(|| used_up("bytes_down", self.quota.bytes_down))
+        let total = self.down.load(Ordering::Relaxed).saturating_add(bytes);
+        within("bytes_down", total, self.quota.bytes_down)
     }
 
     /// Counts bytes from a server.
     pub(crate) fn down(&self, bytes: usize) -> Result<(), Denial> {
         let total = self.down.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        let fits = total <= self.quota.bytes_down;
-        fits.then_some(())
-            .ok_or_else(|| used_up("bytes_down", self.quota.bytes_down))
+        within("bytes_down", total, self.quota.bytes_down)
+    }
+}
+
+fn within(field: &str, total: u64, limit: u64) -> Result<(), Denial> {
+    if total <= limit {
+        Ok(())
+    } else {
+        Err(used_up(field, limit))
     }
 }
 

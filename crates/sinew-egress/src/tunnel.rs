@@ -5,7 +5,7 @@
 //! server name must be the host of the tunnel, and encrypted server names are refused. Then it forwards bytes
 //! until both sides have ended, the quota is exhausted, or `request_s` is over.
 
-use crate::body::{Body, Problem, failed, full, refusal};
+use crate::body::{Body, Problem, failed, full};
 use crate::client_hello::{Hello, MAX_HELLO_BYTES, client_hello};
 use crate::connection::{AuditEntry, Connection};
 use crate::exchange::serve_stream;
@@ -35,18 +35,12 @@ pub(crate) fn connect(connection: Connection, mut request: Request<Incoming>) ->
         .map(ToString::to_string)
         .unwrap_or_default();
     let mut entry = AuditEntry::new(&connection.session, "CONNECT", authority);
-    let refuse = |problem: Problem, mut entry: AuditEntry| {
-        entry.problem(&problem);
-        let response = refusal(&problem);
-        entry.line.status = Some(response.status().as_u16());
-        response
-    };
     if let Err(problem) = connection.session.begin() {
-        return refuse(problem, entry);
+        return entry.refuse(&problem);
     }
     if connection.tunnel.is_some() {
         let denial = Denial::new(Reason::Method, "no tunnel inside of a tunnel");
-        return refuse(denial.into(), entry);
+        return entry.refuse(&denial.into());
     }
     let judged = connect_target(request.uri()).and_then(|(host, port)| {
         let rule = match connection.session.policy.connect(&host, port)? {
@@ -57,7 +51,7 @@ pub(crate) fn connect(connection: Connection, mut request: Request<Incoming>) ->
     });
     let (host, port, rule) = match judged {
         Ok(judged) => judged,
-        Err(denial) => return refuse(denial.into(), entry),
+        Err(denial) => return entry.refuse(&denial.into()),
     };
     entry.line.status = Some(200);
     let upgrade = hyper::upgrade::on(&mut request);

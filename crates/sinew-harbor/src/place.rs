@@ -76,10 +76,7 @@ fn quoted(word: &str) -> String {
 
 /// The error of a file on the host.
 fn on_host(path: &Path, e: &std::io::Error) -> SandboxError {
-    SandboxError::Io {
-        operation: format!("read {}", path.display()),
-        message: e.to_string(),
-    }
+    SandboxError::io(format!("read {}", path.display()), e)
 }
 
 impl Place {
@@ -107,11 +104,7 @@ impl Place {
     /// # Errors
     /// If it does not run a shell.
     pub(crate) async fn sandbox(mut sandbox: Box<dyn Sandbox>) -> Placed<Self> {
-        let request = ExecRequest {
-            program: Program::Shell("pwd".into()),
-            stdin: Vec::new(),
-            deadline: FILES,
-        };
+        let request = ExecRequest::new(Program::Shell("pwd".into()), FILES);
         let done = sandbox.exec(request).await?;
         let workdir = String::from_utf8_lossy(&done.stdout).trim_end().to_owned();
         if done.ending != (Ending::Exited { code: 0 }) || !workdir.starts_with('/') {
@@ -136,11 +129,7 @@ impl Place {
 
     /// Runs a command to its end, with all processes that it starts.
     pub(crate) async fn run(&mut self, command: Command) -> Placed<ExecResult> {
-        let request = ExecRequest {
-            program: Program::Argv(command.argv),
-            stdin: Vec::new(),
-            deadline: command.deadline,
-        };
+        let request = ExecRequest::new(Program::Argv(command.argv), command.deadline);
         let options = ExecOptions {
             env: command.env,
             user: command.user.filter(|_| self.rooted),
@@ -156,10 +145,10 @@ impl Place {
             return Ok(done.stdout);
         }
         let why = String::from_utf8_lossy(&done.stderr);
-        Err(SandboxError::Io {
-            operation: "move files".into(),
-            message: format!("{}: {}", done.ending, why.trim()),
-        })
+        Err(SandboxError::io(
+            "move files",
+            format!("{}: {}", done.ending, why.trim()),
+        ))
     }
 
     /// Puts the content of a folder of the host at an absolute path. `replace`: what was there is removed.

@@ -44,6 +44,16 @@ struct Meter<R> {
     bytes: u64,
 }
 
+impl<R> Meter<R> {
+    fn new(inner: R) -> Self {
+        Self {
+            inner,
+            hash: Sha256::new(),
+            bytes: 0,
+        }
+    }
+}
+
 impl<R: Read> Read for Meter<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let n = self.inner.read(buffer)?;
@@ -70,6 +80,19 @@ struct Content<'a, R> {
     packed: Rc<RefCell<Meter<R>>>,
     /// Maximum decompressed bytes per compressed byte.
     ratio: u64,
+}
+
+impl<'a, R: Read + 'a> Content<'a, R> {
+    /// The content of a blob, which may be compressed.
+    fn of(blob: R, ratio: u64) -> std::io::Result<Self> {
+        let packed = Rc::new(RefCell::new(Meter::new(blob)));
+        let plain = Meter::new(decoder(Shared(Rc::clone(&packed)))?);
+        Ok(Self {
+            plain,
+            packed,
+            ratio,
+        })
+    }
 }
 
 impl<R> Read for Content<'_, R> {
@@ -196,21 +219,8 @@ impl<'a> Builder<'a> {
 
     /// Applies an archive without known hashes, compressed or not.
     pub(crate) fn apply_plain(&mut self, archive: File) -> Result<(), ImageError> {
-        let packed = Rc::new(RefCell::new(Meter {
-            inner: archive,
-            hash: Sha256::new(),
-            bytes: 0,
-        }));
-        let decoder = decoder(Shared(Rc::clone(&packed)));
-        let mut content = Content {
-            plain: Meter {
-                inner: decoder.map_err(|e| io_error("read the archive", e))?,
-                hash: Sha256::new(),
-                bytes: 0,
-            },
-            packed,
-            ratio: self.limits.ratio,
-        };
+        let content = Content::of(archive, self.limits.ratio);
+        let mut content = content.map_err(|e| io_error("read the archive", e))?;
         self.archive(1, &mut content)
     }
 
@@ -222,22 +232,9 @@ impl<'a> Builder<'a> {
         layer: &Layer,
     ) -> Result<(), ImageError> {
         let (reader, len) = source.reader(&layer.name)?;
-        let packed = Rc::new(RefCell::new(Meter {
-            inner: reader,
-            hash: Sha256::new(),
-            bytes: 0,
-        }));
         let read_error = |e: std::io::Error| io_error(format!("read layer {number}"), e);
-        let decoder = decoder(Shared(Rc::clone(&packed))).map_err(read_error)?;
-        let mut content = Content {
-            plain: Meter {
-                inner: decoder,
-                hash: Sha256::new(),
-                bytes: 0,
-            },
-            packed: Rc::clone(&packed),
-            ratio: self.limits.ratio,
-        };
+        let mut content = Content::of(reader, self.limits.ratio).map_err(read_error)?;
+        let packed = Rc::clone(&content.packed);
         self.archive(number, &mut content)?;
         // Padding after the last entry is part of the content.
         std::io::copy(&mut content, &mut std::io::sink()).map_err(read_error)?;

@@ -59,10 +59,7 @@ impl Launcher {
             .send(Job::Start(Box::new(command), told))
             .map_err(|_| gone())?;
         let child = child.await.map_err(|_| gone())?;
-        child.map_err(|e| SandboxError::Io {
-            operation: "start a monitor".into(),
-            message: e.to_string(),
-        })
+        child.map_err(|e| SandboxError::io("start a monitor", e))
     }
 
     /// Kills a monitor and removes its groups. The receiver returns when nothing is left.

@@ -310,11 +310,7 @@ fn weak(printed: &str, landlock_abi: u64) -> Option<String> {
 /// devices, and the memory limit.
 async fn inside(guest: &mut sinew_sandbox::guest::Guest) -> Result<String, ProbeError> {
     let ran = async |guest: &mut sinew_sandbox::guest::Guest, code: &str| {
-        let request = ExecRequest {
-            program: Program::Python(code.into()),
-            stdin: Vec::new(),
-            deadline: LOOK_TIME,
-        };
+        let request = ExecRequest::new(Program::Python(code.into()), LOOK_TIME);
         let outcome = guest.exec(&request, &[], 1 << 16, None).await;
         outcome.map_err(ProbeError::new)
     };

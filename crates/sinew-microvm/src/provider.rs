@@ -10,15 +10,14 @@ use crate::template::Templates;
 use sinew_jail::cgroup::{Hierarchy, is_orphan, run_tag};
 use sinew_sandbox::guest::Setup;
 use sinew_sandbox::{
-    Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
-    Snapshot,
+    Network, Places, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider,
+    SandboxSpec, Snapshot,
 };
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Memory of a guest in addition to that of programs: for its kernel, its files and the agent.
 const GUEST_OVERHEAD: u64 = 128 << 20;
@@ -77,10 +76,8 @@ pub(crate) struct Inner {
     no_kvm: Option<String>,
     /// Bases from which machines start.
     templates: Templates,
-    /// Settings of the provider.
-    config: MicrovmConfig,
     /// One permit for each sandbox that may still be made.
-    live: Arc<Semaphore>,
+    live: Places,
     /// Number of the next snapshot.
     snapshots: AtomicU64,
 }
@@ -121,12 +118,21 @@ impl Saved {
             return Ok(made);
         }
         let saved = Arc::clone(self);
-        let copied = tokio::task::spawn_blocking(move || saved.base.with(&saved.change)).await;
-        let copied = copied.map_err(|e| io("copy memory", e))?;
-        let base = Arc::new(copied.map_err(|e| io("copy memory", e))?);
+        let copied = apart("copy memory", move || saved.base.with(&saved.change)).await;
+        let base = Arc::new(copied?);
         *self.made.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&base);
         Ok(base)
     }
+}
+
+/// Runs work that waits for memory or a disk on another thread.
+pub(crate) async fn apart<T: Send + 'static>(
+    operation: &str,
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, SandboxError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.map_err(|e| io(operation, e))?;
+    done.map_err(|e| io(operation, e))
 }
 
 /// Error of a file, a process or a request to a monitor.
@@ -196,8 +202,7 @@ impl MicrovmProvider {
                 protections,
                 no_kvm: found.no_kvm,
                 templates,
-                live: Arc::new(Semaphore::new(config.max_live)),
-                config,
+                live: Places::new(config.max_live, config.acquire_timeout),
                 snapshots: AtomicU64::new(1),
             }),
         })
@@ -265,31 +270,7 @@ impl Inner {
                 operation: "reach a network",
             });
         }
-        let missing = self.protections.iter().filter(|p| !p.enforced);
-        let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();
-        if spec.strict && !missing.is_empty() {
-            return Err(SandboxError::NotEnforced {
-                missing: missing.join(", "),
-            });
-        }
-        Ok(())
-    }
-
-    /// Waits for a permit, at most the configured time.
-    async fn permit(&self) -> Result<OwnedSemaphorePermit, SandboxError> {
-        let config = &self.config;
-        let waited = tokio::time::timeout(
-            config.acquire_timeout,
-            Arc::clone(&self.live).acquire_owned(),
-        );
-        match waited.await {
-            Ok(Ok(permit)) => Ok(permit),
-            _ => Err(SandboxError::Busy {
-                waited_s: config.acquire_timeout.as_secs(),
-                live: config.max_live,
-                limit: config.max_live,
-            }),
-        }
+        spec.refuse_missing(self.protections.iter())
     }
 
     /// Starts a machine from a snapshot, or from the template for `spec`, which is made if it is missing.
@@ -304,7 +285,7 @@ impl Inner {
         spec.refuse_writable_root("microvm")?;
         self.refuse(spec)?;
         let bytes = guest_bytes(spec)?;
-        let permit = self.permit().await?;
+        let permit = self.live.take().await?;
         let base = match saved {
             None => {
                 let setup = setup_of(spec);

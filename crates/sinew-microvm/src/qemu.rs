@@ -5,7 +5,7 @@
 //! and clones share every page that they did not change.
 
 use crate::monitor::{Base, Change, Host, Launch, Machine, Process, filled, opened};
-use crate::provider::{io, unavailable};
+use crate::provider::{apart, io, unavailable};
 use crate::qmp::Qmp;
 use crate::ram::{self, Delta, Ram};
 use serde_json::json;
@@ -289,9 +289,7 @@ impl QemuControl {
     /// Changes of a machine that is stopped.
     async fn change_stopped(&mut self, pid: u32, folder: PathBuf) -> Result<Change, SandboxError> {
         let devices = self.devices().await?;
-        let taken = tokio::task::spawn_blocking(move || Delta::take(pid, &folder)).await;
-        let memory = taken.map_err(|e| io("save memory", e))?;
-        let memory = memory.map_err(|e| io("save memory", e))?;
+        let memory = apart("save memory", move || Delta::take(pid, &folder)).await?;
         Ok(Change { memory, devices })
     }
 

@@ -6,7 +6,7 @@
 
 use crate::image::key_of;
 use crate::monitor::{Base, Change, Machine, Shared, idle, restore};
-use crate::provider::io;
+use crate::provider::{apart, io};
 use crate::qemu::Qemu;
 use crate::ram::Ram;
 use serde::{Deserialize, Serialize};
@@ -44,19 +44,16 @@ pub(crate) struct Templates {
     held: tokio::sync::Mutex<HashMap<String, Shared>>,
 }
 
-/// One process at a time makes a base; the others find it then.
-struct Lock(#[expect(dead_code, reason = "held until it is dropped")] std::fs::File);
-
-/// Waits until no other process makes a base.
-async fn lock(folder: &Path) -> Result<Lock, SandboxError> {
+/// Waits until no other process makes a base. One at a time makes it, until the file is dropped; the others
+/// find it then.
+async fn lock(folder: &Path) -> Result<std::fs::File, SandboxError> {
     let path = folder.join("lock");
-    let taken = tokio::task::spawn_blocking(move || {
+    let lock = move || -> std::io::Result<std::fs::File> {
         let file = std::fs::File::create(path)?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
-        Ok::<_, std::io::Error>(Lock(file))
-    });
-    let taken = taken.await.map_err(|e| io("lock the templates", e))?;
-    taken.map_err(|e| io("lock the templates", e))
+        Ok(file)
+    };
+    apart("lock the templates", lock).await
 }
 
 /// Reads a base and marks it as used now.
@@ -161,9 +158,7 @@ impl Templates {
     async fn keep(&self, base: Base, key: &str) -> Result<Shared, SandboxError> {
         let (base, folder) = (Arc::new(base), self.folder.join(key));
         let kept = Arc::clone(&base);
-        let stored = tokio::task::spawn_blocking(move || store(&kept, &folder)).await;
-        let stored = stored.map_err(|e| io("keep a template", e))?;
-        stored.map_err(|e| io("keep a template", e))?;
+        apart("keep a template", move || store(&kept, &folder)).await?;
         Ok(base)
     }
 
@@ -187,10 +182,8 @@ impl Templates {
         let prepared = prepare(&mut machine, setup).await;
         machine.end().await;
         let change = prepared?;
-        let made = tokio::task::spawn_blocking(move || booted.with(&change)).await;
-        let made = made.map_err(|e| io("make a template", e))?;
-        self.keep(made.map_err(|e| io("make a template", e))?, key)
-            .await
+        let made = apart("make a template", move || booted.with(&change)).await?;
+        self.keep(made, key).await
     }
 }
 
@@ -198,11 +191,7 @@ impl Templates {
 async fn prepare(machine: &mut Machine, setup: &Setup) -> Result<Change, SandboxError> {
     machine.guest.set_up(setup).await?;
     if setup.python.is_some() {
-        let request = ExecRequest {
-            program: Program::Python("print(1)".into()),
-            stdin: Vec::new(),
-            deadline: READY,
-        };
+        let request = ExecRequest::new(Program::Python("print(1)".into()), READY);
         let outcome = machine.guest.exec(&request, &[], 1024, None).await?;
         if outcome.stdout != b"1\n" {
             let said = String::from_utf8_lossy(&outcome.stderr).into_owned();

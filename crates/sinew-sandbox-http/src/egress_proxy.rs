@@ -239,10 +239,7 @@ impl WithEgress {
             .proxy
             .begins_empty(&episode)
             .and_then(|()| self.proxy.open(&episode, &log, listener));
-        let served = served.map_err(|e| SandboxError::Io {
-            operation: "open the egress proxy".into(),
-            message: e.to_string(),
-        })?;
+        let served = served.map_err(|e| SandboxError::io("open the egress proxy", e))?;
         Ok(Box::new(Guarded { inner, served }))
     }
 }

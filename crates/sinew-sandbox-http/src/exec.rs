@@ -147,14 +147,6 @@ pub(crate) async fn read(
     }
 }
 
-/// Error for file I/O of the server itself.
-pub(crate) fn failed(operation: &str, e: &std::io::Error) -> ApiError {
-    ApiError::Sandbox(SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    })
-}
-
 /// Writes a file of a sandbox. `path` is relative to the work folder.
 pub(crate) async fn write(
     service: &Service,
@@ -172,7 +164,7 @@ pub(crate) async fn write(
     }
     let max = service.bounds.file_bytes as u64;
     let content = transfer::blocking(move || unspool(&content, max)).await;
-    let content = content.map_err(|e| failed("write", &e))?;
+    let content = content.map_err(|e| SandboxError::io("write", e))?;
     let (entry, mut guard) = service.lock_sandbox(owner, id, std::time::Duration::from_secs(10))?;
     let sandbox = guard.as_mut().ok_or(ApiError::Gone)?;
     tokio::select! {

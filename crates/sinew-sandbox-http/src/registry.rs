@@ -6,7 +6,8 @@ pub use crate::bounds::Bounds;
 use crate::error::{ApiError, EgressError, bad};
 use crate::roots::Roots;
 use sinew_sandbox::{
-    Network, Sandbox, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, TerminalInput,
+    Network, Sandbox, SandboxError, SandboxProvider, SandboxSpec, SandboxStats, Snapshot,
+    TerminalInput,
 };
 use std::collections::HashMap;
 use std::fs::File;
@@ -727,7 +728,7 @@ impl Service {
 }
 
 /// Stops the running operation of a sandbox, then destroys it.
-async fn destroy(entry: &Entry) -> Result<(), sinew_sandbox::SandboxError> {
+async fn destroy(entry: &Entry) -> Result<(), SandboxError> {
     entry.ending.send_replace(true);
     let sandbox = entry.sandbox.lock().await.take();
     match sandbox {
@@ -762,8 +763,5 @@ fn not_found(what: &'static str, id: &str) -> ApiError {
 
 /// Error for a failure of the server itself.
 fn internal(message: impl std::fmt::Display) -> ApiError {
-    ApiError::Sandbox(sinew_sandbox::SandboxError::Io {
-        operation: "prepare a sandbox".into(),
-        message: message.to_string(),
-    })
+    SandboxError::io("prepare a sandbox", message).into()
 }

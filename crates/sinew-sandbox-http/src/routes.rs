@@ -32,6 +32,7 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use sinew_sandbox::SandboxError;
 use std::sync::Arc;
 
 /// Maximum bytes of a JSON body.
@@ -307,7 +308,7 @@ async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>
     let slot = service.transfer_slot(&owner).await?;
     let archive = service.export(&owner, &id).await?;
     let measured = transfer::measure(archive).await;
-    let (archive, bytes, digest) = measured.map_err(|e| exec::failed("export", &e))?;
+    let (archive, bytes, digest) = measured.map_err(|e| SandboxError::io("export", e))?;
     let headers = [
         (header::CONTENT_TYPE, "application/x-tar".to_owned()),
         (header::CONTENT_LENGTH, bytes.to_string()),

@@ -63,11 +63,7 @@ pub(crate) fn start(
                 }
             }
         };
-        let request = ExecRequest {
-            program,
-            stdin: Vec::new(),
-            deadline,
-        };
+        let request = ExecRequest::new(program, deadline);
         let terminal = Terminal {
             size,
             env,

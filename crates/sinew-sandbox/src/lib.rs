@@ -14,6 +14,7 @@ pub mod folder;
 pub mod guest;
 mod null;
 mod owner;
+mod places;
 mod pool;
 mod port;
 mod process;
@@ -24,6 +25,7 @@ pub use characters::Characters;
 pub use guest::{Entry, EntryKind};
 pub use null::NullProvider;
 pub use owner::{next_of_owner, owned};
+pub use places::Places;
 pub use pool::{Pool, PoolConfig, PoolStats};
 pub use port::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream,

@@ -69,13 +69,6 @@ const SECRETS: [&str; 4] = [
     "AWS_SESSION_TOKEN",
 ];
 
-fn io(operation: &str, e: &std::io::Error) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
-}
-
 impl Sandbox for NullSandbox {
     fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
         Box::pin(async move {
@@ -96,14 +89,14 @@ impl Sandbox for NullSandbox {
                 .stderr(Stdio::piped())
                 .kill_on_drop(true)
                 .spawn()
-                .map_err(|e| io("spawn", &e))?;
+                .map_err(|e| SandboxError::io("spawn", e))?;
             if let Some(mut stdin) = child.stdin.take() {
                 let _ = stdin.write_all(&request.stdin).await;
             }
             let waited = tokio::time::timeout(request.deadline, child.wait_with_output()).await;
             let (ending, mut stdout, mut stderr) = match waited {
                 Err(_) => (Ending::Timeout, Vec::new(), Vec::new()),
-                Ok(Err(e)) => return Err(io("wait", &e)),
+                Ok(Err(e)) => return Err(SandboxError::io("wait", e)),
                 Ok(Ok(o)) => {
                     let code = o.status.code().unwrap_or(-1);
                     (Ending::Exited { code }, o.stdout, o.stderr)

@@ -40,6 +40,25 @@ impl SandboxSpec {
             }),
         }
     }
+
+    /// Refuses a level that lacks one of the protections, if all were requested with [`Self::strict`].
+    ///
+    /// # Errors
+    /// [`SandboxError::NotEnforced`] with the names and reasons of the missing ones.
+    pub fn refuse_missing<'a>(
+        &self,
+        protections: impl IntoIterator<Item = &'a Protection>,
+    ) -> Result<(), SandboxError> {
+        let all = protections.into_iter();
+        let missing = all.filter(|p| self.strict && !p.enforced);
+        let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(SandboxError::NotEnforced {
+            missing: missing.join(", "),
+        })
+    }
 }
 
 /// Layer above the image of a sandbox, which ends with the sandbox. Programs can write everywhere, and may
@@ -85,6 +104,17 @@ pub struct ExecRequest {
     pub stdin: Vec<u8>,
     /// Wall time after which everything that runs is killed.
     pub deadline: Duration,
+}
+
+impl ExecRequest {
+    /// A program without input.
+    pub fn new(program: Program, deadline: Duration) -> Self {
+        Self {
+            program,
+            stdin: Vec::new(),
+            deadline,
+        }
+    }
 }
 
 /// Options of an execution in addition to its program.
@@ -368,6 +398,16 @@ pub enum SandboxError {
     },
 }
 
+impl SandboxError {
+    /// A system call on the host's side that failed.
+    pub fn io(operation: impl Into<String>, e: impl std::fmt::Display) -> Self {
+        Self::Io {
+            operation: operation.into(),
+            message: e.to_string(),
+        }
+    }
+}
+
 /// Return type of a sandbox's methods.
 pub type SandboxFuture<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
 
@@ -522,14 +562,15 @@ pub trait SandboxProvider: Send + Sync {
     fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             let file = self.export_file(snapshot, MAX_ARCHIVE_BYTES).await?;
-            crate::archive::unspool(&file, MAX_ARCHIVE_BYTES).map_err(|e| in_file("export", &e))
+            crate::archive::unspool(&file, MAX_ARCHIVE_BYTES)
+                .map_err(|e| SandboxError::io("export", e))
         })
     }
 
     /// Same as [`SandboxProvider::import_file`], from memory.
     fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
         Box::pin(async move {
-            let file = crate::archive::spool(archive).map_err(|e| in_file("import", &e))?;
+            let file = crate::archive::spool(archive).map_err(|e| SandboxError::io("import", e))?;
             self.import_file(file, max_bytes).await
         })
     }
@@ -537,13 +578,6 @@ pub trait SandboxProvider: Send + Sync {
 
 /// Largest archive that is held in memory.
 const MAX_ARCHIVE_BYTES: u64 = 2 << 30;
-
-fn in_file(operation: &str, e: &std::io::Error) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
-}
 
 #[cfg(test)]
 mod tests {

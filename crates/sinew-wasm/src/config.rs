@@ -1,7 +1,6 @@
 //! Settings of a provider, and the places of files in the sandboxes of its workers.
 
 use crate::manifest::{Manifest, ManifestError};
-use sinew_sandbox::SandboxError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -61,13 +60,5 @@ impl WasmConfig {
             (folder, FOLDER_INSIDE.into()),
             (program.into(), PROGRAM_INSIDE.into()),
         ])
-    }
-}
-
-/// Error of an operation of the host, such as a frame that cannot be written.
-pub(crate) fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
     }
 }

@@ -208,18 +208,9 @@ impl Fs {
     /// # Errors
     /// [`Errno::Notdir`] if it or a part of it is a file, else [`Errno::Noent`].
     fn folder(&self, path: &str) -> Result<(), Errno> {
-        match path
-            .is_empty()
-            .then_some(&Node::Folder)
-            .or_else(|| self.nodes.get(path).map(|n| &n.1))
-        {
-            Some(Node::Folder) => Ok(()),
-            Some(Node::File(_)) => Err(Errno::Notdir),
-            None if path.is_empty() => Ok(()),
-            None => {
-                self.folder(parent(path))?;
-                Err(Errno::Noent)
-            }
+        match self.find(path)?.1 {
+            Node::Folder => Ok(()),
+            Node::File(_) => Err(Errno::Notdir),
         }
     }
 

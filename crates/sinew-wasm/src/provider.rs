@@ -1,21 +1,21 @@
 //! Host side of the level: sandboxes are file trees, and workers run their programs.
 
-use crate::config::{WasmConfig, io_error};
+use crate::config::WasmConfig;
 use crate::error::WasmError;
 use crate::fs::resolve;
 use crate::manifest::Manifest;
 use crate::wire::{Job, Tree, base_env, pack_job};
 use crate::workers::{Output, Workers};
 use sinew_sandbox::{
-    ExecOptions, ExecRequest, ExecResult, Network, Program, Protection, Sandbox, SandboxError,
-    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Usage,
+    ExecOptions, ExecRequest, ExecResult, Network, Places, Program, Protection, Sandbox,
+    SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
 use std::fs::File;
 use std::io::{BufReader, Seek};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Maximum bytes of a program or argument list.
 const MAX_PROGRAM_BYTES: usize = 4 << 20;
@@ -29,7 +29,7 @@ struct Inner {
     /// Workers, which start with the first executions.
     workers: Workers,
     /// Free sandboxes.
-    live: Arc<Semaphore>,
+    live: Places,
     /// Next number of a sandbox or snapshot.
     next: AtomicU64,
     /// Protections of all sandboxes.
@@ -80,7 +80,7 @@ impl WasmProvider {
             inner: Arc::new(Inner {
                 workers: Workers::new(below, config.clone(), &manifest),
                 modules: manifest.modules.into_keys().collect(),
-                live: Arc::new(Semaphore::new(config.max_live)),
+                live: Places::new(config.max_live, config.acquire_timeout),
                 next: AtomicU64::new(1),
                 config,
                 protections,
@@ -192,8 +192,8 @@ async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, WasmError> + Send + 'static,
 ) -> Result<T, SandboxError> {
     let done = tokio::task::spawn_blocking(work).await;
-    let done = done.map_err(|e| io_error(operation, e.to_string()))?;
-    done.map_err(|e| io_error(operation, e))
+    let done = done.map_err(|e| SandboxError::io(operation, e))?;
+    done.map_err(|e| SandboxError::io(operation, e))
 }
 
 /// Files in a snapshot of this level.
@@ -226,25 +226,8 @@ impl WasmProvider {
                 operation: "reach a network",
             });
         }
-        let missing = self.inner.protections.iter().filter(|p| !p.enforced);
-        let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();
-        if spec.strict && !missing.is_empty() {
-            return Err(SandboxError::NotEnforced {
-                missing: missing.join(", "),
-            });
-        }
-        let config = &self.inner.config;
-        let waited = tokio::time::timeout(
-            config.acquire_timeout,
-            Arc::clone(&self.inner.live).acquire_owned(),
-        );
-        let Ok(Ok(permit)) = waited.await else {
-            return Err(SandboxError::Busy {
-                waited_s: config.acquire_timeout.as_secs(),
-                live: config.max_live,
-                limit: config.max_live,
-            });
-        };
+        spec.refuse_missing(self.inner.protections.iter())?;
+        let permit = self.inner.live.take().await?;
         Ok(Box::new(WasmSandbox {
             inner: Arc::clone(&self.inner),
             spec: spec.clone(),
@@ -374,7 +357,8 @@ impl WasmSandbox {
         let (stdin, deadline) = (request.stdin, request.deadline);
         let mut job = self.job(request.program, deadline, options.env)?;
         job.stream = options.output.is_some();
-        let job = pack_job(job, &stdin, &self.tree).map_err(|e| io_error("pack a job", e))?;
+        let job =
+            pack_job(job, &stdin, &self.tree).map_err(|e| SandboxError::io("pack a job", e))?;
         let mut output = Output {
             onward: options.output,
             ..Output::default()
@@ -488,14 +472,14 @@ impl Sandbox for WasmSandbox {
     fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {
         Box::pin(async move {
             self.write(path, content)
-                .map_err(|e| io_error(&format!("write {path}"), e))
+                .map_err(|e| SandboxError::io(format!("write {path}"), e))
         })
     }
 
     fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             self.read(path, max_bytes)
-                .map_err(|e| io_error(&format!("read {path}"), e))
+                .map_err(|e| SandboxError::io(format!("read {path}"), e))
         })
     }
 

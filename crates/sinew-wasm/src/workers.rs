@@ -4,7 +4,7 @@
 //! the deadline is killed, and so is one whose job was dropped: the program could not be stopped otherwise.
 //! The next job starts another one.
 
-use crate::config::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
+use crate::config::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig};
 use crate::error::WasmError;
 use crate::manifest::Manifest;
 use crate::wire::{JobResult, Kind, Tree, head, read_head, unpack_done};
@@ -179,17 +179,11 @@ impl Workers {
             ..SandboxSpec::default()
         };
         let mut sandbox = self.below.acquire(&spec).await?;
+        let failed = |e: std::io::Error| SandboxError::io("listen to a worker", e);
         let listener = sandbox.listen_inside(PORT).await?;
-        listener
-            .set_nonblocking(true)
-            .map_err(|e| io_error("listen to a worker", e))?;
-        let listener =
-            TcpListener::from_std(listener).map_err(|e| io_error("listen to a worker", e))?;
-        let request = ExecRequest {
-            program: Program::Argv(self.argv()),
-            stdin: Vec::new(),
-            deadline: WORKER_LIFE,
-        };
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = TcpListener::from_std(listener).map_err(failed)?;
+        let request = ExecRequest::new(Program::Argv(self.argv()), WORKER_LIFE);
         let mut process = tokio::spawn(async move {
             let result = sandbox.exec(request).await;
             sandbox.destroy().await?;
@@ -197,7 +191,7 @@ impl Workers {
         });
         let late = "a wasm worker did not come up in 60 s";
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted.map_err(|e| io_error("listen to a worker", e)),
+            accepted = listener.accept() => accepted.map_err(failed),
             ended = &mut process => Err(not_up(ended)),
             () = tokio::time::sleep(START_TIMEOUT) => Err(SandboxError::Died(late.into())),
         };
@@ -251,7 +245,7 @@ fn not_up(ended: Result<Result<ExecResult, SandboxError>, tokio::task::JoinError
             ))
         }
         Ok(Err(e)) => e,
-        Err(e) => io_error("start a wasm worker", e),
+        Err(e) => SandboxError::io("start a wasm worker", e),
     }
 }
 

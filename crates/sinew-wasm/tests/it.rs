@@ -44,11 +44,7 @@ fn argv(list: &[&str]) -> Program {
 }
 
 fn request(program: Program, seconds: f64) -> ExecRequest {
-    ExecRequest {
-        program,
-        stdin: Vec::new(),
-        deadline: Duration::from_secs_f64(seconds),
-    }
+    ExecRequest::new(program, Duration::from_secs_f64(seconds))
 }
 
 async fn run(sandbox: &mut Box<dyn Sandbox>, program: Program) -> ExecResult {

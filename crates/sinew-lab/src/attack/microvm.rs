@@ -212,11 +212,7 @@ fn python(code: &str, seconds: u64) -> ExecRequest {
 
 /// A request with nothing on standard input.
 fn request(program: Program, seconds: u64) -> ExecRequest {
-    ExecRequest {
-        program,
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(seconds),
-    }
+    ExecRequest::new(program, Duration::from_secs(seconds))
 }
 
 /// Reads `/proc/PID/status` of every monitor.

@@ -263,11 +263,10 @@ pub async fn run_writable(
 
 /// Cases that programs carry out, and those with a part on the host, in their order.
 fn cases(is_writable: bool) -> (Vec<&'static Case>, Vec<&'static special::Special>) {
-    let none: (&'static [Case], &'static [special::Special]) = (&[], &[]);
-    let (programs, specials) = if is_writable {
+    let (programs, specials): (&[Case], &[special::Special]) = if is_writable {
         (writable::CASES, writable::SPECIALS)
     } else {
-        none
+        (&[], &[])
     };
     let all = [resource::CASES, files::CASES, kernel::CASES, programs];
     let special = [special::ALL, state::ALL, exit_reports::ALL, specials];
@@ -284,10 +283,7 @@ async fn run_all(
     is_writable: bool,
     on_row: &mut (dyn FnMut(AttackRow) + Send),
 ) -> Result<(), SandboxError> {
-    let witness = Witness::new().map_err(|e| SandboxError::Io {
-        operation: "set traps on the host".into(),
-        message: e.to_string(),
-    })?;
+    let witness = Witness::new().map_err(|e| SandboxError::io("set traps on the host", e))?;
     sibling(provider, &witness).await?.destroy().await?;
     // All cases are compared with this count: it is not one of a pool that still fills, also on a busy host.
     let alone = Residue::settled(20).await;
@@ -406,11 +402,7 @@ impl Suite<'_> {
     async fn exec_alone(&self, case: &Case) -> Result<ExecResult, SandboxError> {
         let mut sandbox = self.provider.acquire(&spec()).await?;
         let code = format!("{PRELUDE}{}{}", self.witness.python(), case.code);
-        let request = ExecRequest {
-            program: Program::Python(code),
-            stdin: Vec::new(),
-            deadline: case.time(),
-        };
+        let request = ExecRequest::new(Program::Python(code), case.time());
         let result = sandbox.exec(request).await;
         sandbox.destroy().await?;
         result
@@ -464,11 +456,10 @@ impl Suite<'_> {
 
     /// Whether the sibling still has its file, and can run a program.
     async fn sibling_answers(&mut self) -> Result<(), String> {
-        let request = ExecRequest {
-            program: Program::Python("print(open('canary').read(), end='')".into()),
-            stdin: Vec::new(),
-            deadline: Duration::from_secs(60),
-        };
+        let request = ExecRequest::new(
+            Program::Python("print(open('canary').read(), end='')".into()),
+            Duration::from_secs(60),
+        );
         let Some(sibling) = &mut self.sibling else {
             return Err("there is no sibling any more".into());
         };

@@ -66,11 +66,7 @@ pub(crate) async fn python(
     sandbox: &mut dyn Sandbox,
     code: &str,
 ) -> Result<ExecResult, SandboxError> {
-    let request = ExecRequest {
-        program: Program::Python(code.into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let request = ExecRequest::new(Program::Python(code.into()), Duration::from_secs(60));
     sandbox.exec(request).await
 }
 
@@ -221,11 +217,7 @@ pub(super) async fn seen_user(
             }
         }
     };
-    let request = ExecRequest {
-        program: Program::Argv(argv.to_vec()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let request = ExecRequest::new(Program::Argv(argv.to_vec()), Duration::from_secs(60));
     let status = tokio::select! {
         ended = sandbox.exec(request) => ended.map(|_| None)?,
         status = look => status,
@@ -269,19 +261,11 @@ for _ in range(500):
         if child == 0: os._exit(5)
         made += child > 0
 print(made)";
-    let attack = ExecRequest {
-        program: Program::Python(code.into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let attack = ExecRequest::new(Program::Python(code.into()), Duration::from_secs(60));
     let programs = async {
         for i in 0..10 {
             let program = Program::Argv(vec!["/bin/sh".into(), "-c".into(), format!("echo {i}")]);
-            let request = ExecRequest {
-                program,
-                stdin: Vec::new(),
-                deadline: Duration::from_secs(60),
-            };
+            let request = ExecRequest::new(program, Duration::from_secs(60));
             let result = other.exec(request).await?;
             let ending = result.ending;
             if ending != (Ending::Exited { code: 0 }) || printed(&result) != i.to_string() {
@@ -376,11 +360,10 @@ async fn many_creates(
     for i in 0..200 {
         let mut sandbox = provider.acquire(&spec()).await?;
         if i % 10 == 0 {
-            let request = ExecRequest {
-                program: Program::Argv(vec!["/bin/true".into()]),
-                stdin: Vec::new(),
-                deadline: Duration::from_secs(60),
-            };
+            let request = ExecRequest::new(
+                Program::Argv(vec!["/bin/true".into()]),
+                Duration::from_secs(60),
+            );
             let result = sandbox.exec(request).await?;
             if result.ending != (Ending::Exited { code: 0 }) {
                 return Ok(escaped(format!("sandbox {i}: {}", result.ending)));

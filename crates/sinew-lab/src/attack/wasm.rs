@@ -334,15 +334,14 @@ pub async fn run(
         if !name.contains("by the next") {
             place = provider.acquire(&spec()).await?;
         }
-        let request = ExecRequest {
-            program: program(interpreter, code),
-            stdin: Vec::new(),
-            deadline: Duration::from_millis(if matches!(expect, Expect::Timeout) {
+        let request = ExecRequest::new(
+            program(interpreter, code),
+            Duration::from_millis(if matches!(expect, Expect::Timeout) {
                 300
             } else {
                 60_000
             }),
-        };
+        );
         let result = place.exec(request).await?;
         on_row(row(name, judge(*expect, &result, &mut sibling).await?));
     }
@@ -385,11 +384,7 @@ async fn judge(
         let left = result.usage.file_bytes;
         return Ok(escaped(format!("{left} bytes of files are left")));
     }
-    let check = ExecRequest {
-        program: program("python", "print(6 * 7)"),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let check = ExecRequest::new(program("python", "print(6 * 7)"), Duration::from_secs(60));
     let healthy = sibling.exec(check).await?;
     Ok(if healthy.stdout == b"42\n" {
         special::held(ended)

@@ -177,11 +177,7 @@ async fn as_user(
     user: &str,
     script: &str,
 ) -> Result<(Ending, String), SandboxError> {
-    let request = ExecRequest {
-        program: Program::Shell(script.into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let request = ExecRequest::new(Program::Shell(script.into()), Duration::from_secs(60));
     let options = ExecOptions {
         user: Some(user.into()),
         ..ExecOptions::default()

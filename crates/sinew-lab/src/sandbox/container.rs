@@ -8,7 +8,8 @@
 //! interpreter that is started for it), `snapshot_1mb` and `fork_1mb`.
 
 use super::{
-    BenchRow, PYTHON, PYTHON_PATH, TRUE, Timing, bounded, exec, ms, peers, program, timing_after,
+    BenchRow, PYTHON, PYTHON_PATH, TRUE, Timing, bounded, exec, fresh, ms, peers, program,
+    timing_after,
 };
 use sinew_container::ContainerProvider;
 use sinew_sandbox::{Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec};
@@ -64,7 +65,7 @@ pub async fn run(
     let spec = SandboxSpec::default();
     let engine = provider.engine();
     let nothing = program(TRUE);
-    let cold = fresh(provider, &spec, &nothing, runs).await?;
+    let cold = fresh(provider, &spec, &nothing, runs + WARM_UP).await?;
     let cold = row(format!("container_{engine}_true_fresh"), cold, None);
     let mut sandbox = provider.acquire(&spec).await?;
     let warm = kept(sandbox.as_mut(), &nothing, Duration::ZERO, runs).await?;
@@ -86,24 +87,6 @@ pub async fn run(
         on_row(row(format!("container_{engine}_{name}"), times, None));
     }
     Ok(())
-}
-
-/// Times from the request for a container to the end of its program.
-async fn fresh(
-    provider: &dyn SandboxProvider,
-    spec: &SandboxSpec,
-    program: &Program,
-    runs: usize,
-) -> Result<Vec<f64>, SandboxError> {
-    let mut times = Vec::new();
-    for _ in 0..runs + WARM_UP {
-        let began = Instant::now();
-        let mut sandbox = provider.acquire(spec).await?;
-        exec(sandbox.as_mut(), program.clone()).await?;
-        times.push(ms(began));
-        sandbox.destroy().await?;
-    }
-    Ok(times)
 }
 
 /// Times in a container that stays, with a pause between programs.

@@ -144,11 +144,10 @@ impl Footprint {
 async fn once(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<(), SandboxError> {
     let mut sandbox = provider.acquire(spec).await?;
     sandbox.write_file("folder/file", b"content").await?;
-    let request = ExecRequest {
-        program: Program::Python("print(len(open('folder/file').read()))".into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let request = ExecRequest::new(
+        Program::Python("print(len(open('folder/file').read()))".into()),
+        Duration::from_secs(60),
+    );
     let result = sandbox.exec(request).await;
     sandbox.destroy().await?;
     let result = result?;

@@ -19,11 +19,7 @@ async fn first_output(
     program: &Program,
     began: Instant,
 ) -> Result<f64, SandboxError> {
-    let request = ExecRequest {
-        program: program.clone(),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let request = ExecRequest::new(program.clone(), Duration::from_secs(60));
     let (sender, mut pieces) = tokio::sync::mpsc::channel(16);
     let options = ExecOptions {
         output: Some(sender),

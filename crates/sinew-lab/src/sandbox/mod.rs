@@ -149,10 +149,7 @@ where
 
 /// A program without a sandbox, to its end; output is dropped.
 pub(crate) fn plain(argv: &[&str]) -> Result<(), SandboxError> {
-    let failed = |message: String| SandboxError::Io {
-        operation: format!("run {}", argv.join(" ")),
-        message,
-    };
+    let failed = |message: String| SandboxError::io(format!("run {}", argv.join(" ")), message);
     let status = Command::new(argv[0])
         .args(&argv[1..])
         .stdin(Stdio::null())
@@ -177,11 +174,7 @@ fn program(argv: &[&str]) -> Program {
 /// # Errors
 /// If it does not exit with 0.
 pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<(), SandboxError> {
-    let request = ExecRequest {
-        program,
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
+    let request = ExecRequest::new(program, Duration::from_secs(60));
     let result = sandbox.exec(request).await?;
     if result.ending == (Ending::Exited { code: 0 }) {
         return Ok(());
@@ -328,7 +321,7 @@ async fn beside_peers(
     let level = cold.level();
     let floor = repeat(|| async { plain(TRUE) }).await?;
     on_row(row("fork_exec_true", floor));
-    let fresh = timed_fresh(cold, &spec, &program(TRUE)).await?;
+    let fresh = timing(fresh(cold, &spec, &program(TRUE), RUNS + WARM_UP).await?);
     let name = format!("{level}_true_fresh");
     let against =
         |name: &str, peer: &str, median, most| compared(row(name, fresh), peer, median, most);
@@ -373,7 +366,7 @@ async fn python_fresh(
     let level = warm.level();
     let bare = repeat(|| async { plain(&[PYTHON_PATH, "-I", "-S", "-c", PYTHON]) }).await?;
     on_row(row("python_bare", bare));
-    let python = timed_fresh(warm, spec, code).await?;
+    let python = timing(fresh(warm, spec, code, RUNS + WARM_UP).await?);
     let name = format!("{level}_python_fresh");
     on_row(bounded(row(&name, python), 5.0));
     let name = format!("{level}_python_fresh_beside_bare");
@@ -387,20 +380,21 @@ async fn python_fresh(
 }
 
 /// Times from the request for a sandbox to the end of its program; destroying it is not counted.
-async fn timed_fresh(
+async fn fresh(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
     program: &Program,
-) -> Result<Timing, SandboxError> {
+    turns: usize,
+) -> Result<Vec<f64>, SandboxError> {
     let mut times = Vec::new();
-    for _ in 0..RUNS + WARM_UP {
+    for _ in 0..turns {
         let begun = Instant::now();
         let mut sandbox = provider.acquire(spec).await?;
         exec(sandbox.as_mut(), program.clone()).await?;
         times.push(ms(begun));
         sandbox.destroy().await?;
     }
-    Ok(timing(times))
+    Ok(times)
 }
 
 /// Milliseconds of one execution in a sandbox that is ready, after a pause.

@@ -197,11 +197,7 @@ async fn call(pool: &Pool, i: usize) -> bool {
     let Ok(mut sandbox) = pool.acquire(&spec).await else {
         return false;
     };
-    let request = ExecRequest {
-        program: Program::Python(format!("print({i} * 2)")),
-        stdin: Vec::new(),
-        deadline: PATIENCE,
-    };
+    let request = ExecRequest::new(Program::Python(format!("print({i} * 2)")), PATIENCE);
     let result = sandbox.exec(request).await;
     let expected = format!("{}\n", i * 2);
     let good = result

@@ -35,11 +35,7 @@ fn spec() -> SandboxSpec {
 }
 
 fn request(program: Program, seconds: u64) -> ExecRequest {
-    ExecRequest {
-        program,
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(seconds),
-    }
+    ExecRequest::new(program, Duration::from_secs(seconds))
 }
 
 async fn python(sandbox: &mut dyn Sandbox, code: &str) -> ExecResult {

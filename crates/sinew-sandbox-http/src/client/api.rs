@@ -390,10 +390,7 @@ impl Api {
             "unsupported" => SandboxError::Unsupported {
                 operation: "do this on the other host",
             },
-            "request" | "failed" => SandboxError::Io {
-                operation: "sandbox server".into(),
-                message,
-            },
+            "request" | "failed" => SandboxError::io("sandbox server", message),
             _ => SandboxError::Died(message),
         }
     }
@@ -401,8 +398,5 @@ impl Api {
 
 /// A file or an answer that is too long.
 pub(crate) fn too_long(max_bytes: u64) -> SandboxError {
-    SandboxError::Io {
-        operation: "read".into(),
-        message: format!("it has more than {max_bytes} bytes"),
-    }
+    SandboxError::io("read", format!("it has more than {max_bytes} bytes"))
 }

@@ -5,15 +5,14 @@ use crate::client::hosts::{Finder, Hosts, NoReport, Wanted, questions};
 use crate::client::remote_sandbox::{RemoteHandle, RemoteSandbox, held, snapshot_of};
 use sinew_http::{Method, Retry};
 use sinew_sandbox::{
-    Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
-    Snapshot,
+    Network, Places, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider,
+    SandboxSpec, Snapshot,
 };
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Time for which a server without room, or away, is asked again.
@@ -61,9 +60,7 @@ pub struct RemoteProvider {
     /// Name of the level.
     level: &'static str,
     /// Places of sandboxes that can be made.
-    places: Arc<Semaphore>,
-    /// All places.
-    max_live: usize,
+    places: Places,
     /// Reason why the last sandbox could not be made.
     broken: Mutex<Option<String>>,
 }
@@ -119,8 +116,7 @@ impl RemoteProvider {
         let provider = Self {
             hosts,
             level,
-            places: Arc::new(Semaphore::new(max_live)),
-            max_live,
+            places: Places::new(max_live, PATIENCE),
             broken: Mutex::new(None),
         };
         let told = asked.recv();
@@ -139,17 +135,6 @@ impl RemoteProvider {
         }
     }
 
-    /// A place for one more sandbox, when there is one.
-    async fn place(&self) -> Result<OwnedSemaphorePermit, SandboxError> {
-        let place = Arc::clone(&self.places).acquire_owned();
-        let place = tokio::time::timeout(PATIENCE, place).await;
-        place.ok().and_then(Result::ok).ok_or(SandboxError::Busy {
-            waited_s: PATIENCE.as_secs(),
-            live: self.max_live,
-            limit: self.max_live,
-        })
-    }
-
     /// Makes a sandbox, when there is a place.
     async fn make(
         &self,
@@ -162,7 +147,7 @@ impl RemoteProvider {
                 operation: "give a sandbox of another host a way to this one's network",
             });
         }
-        let place = self.place().await?;
+        let place = self.places.take().await?;
         let made = match snapshot {
             None => self.make_somewhere(spec).await,
             Some(snapshot) => self.make_from(spec, snapshot).await,
@@ -257,14 +242,6 @@ impl RemoteProvider {
     }
 }
 
-/// An error of a file of this host.
-fn io(operation: &str, e: &std::io::Error) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
-}
-
 impl SandboxProvider for RemoteProvider {
     fn level(&self) -> &'static str {
         self.level
@@ -310,7 +287,7 @@ impl SandboxProvider for RemoteProvider {
             let snapshot = held(snapshot)?;
             let (api, path) = (snapshot.api(), format!("snapshots/{}", snapshot.id()));
             let mut answer = api.send(api.request(Method::GET, &path)).await?;
-            let failed = |e| io("export", &e);
+            let failed = |e| SandboxError::io("export", e);
             let mut file = tempfile::tempfile().map_err(failed)?;
             let mut bytes = 0;
             loop {
@@ -336,7 +313,7 @@ impl SandboxProvider for RemoteProvider {
             archive
                 .take(max_bytes.saturating_add(1))
                 .read_to_end(&mut bytes)
-                .map_err(|e| io("import", &e))?;
+                .map_err(|e| SandboxError::io("import", e))?;
             if bytes.len() as u64 > max_bytes {
                 return Err(too_long(max_bytes));
             }

@@ -69,11 +69,7 @@ impl Server {
 }
 
 fn python(code: &str) -> ExecRequest {
-    ExecRequest {
-        program: Program::Python(code.into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    }
+    ExecRequest::new(Program::Python(code.into()), Duration::from_secs(60))
 }
 
 async fn said(sandbox: &mut dyn Sandbox, code: &str) -> String {

@@ -93,11 +93,7 @@ fn connect(hosts: &[&Host]) -> RemoteProvider {
 }
 
 fn shell(script: &str) -> ExecRequest {
-    ExecRequest {
-        program: Program::Shell(script.into()),
-        stdin: Vec::new(),
-        deadline: LONG,
-    }
+    ExecRequest::new(Program::Shell(script.into()), LONG)
 }
 
 async fn some(remote: &RemoteProvider, count: usize) -> Vec<Box<dyn Sandbox>> {

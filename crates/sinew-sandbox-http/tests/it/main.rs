@@ -144,6 +144,16 @@ impl Server {
             .await
     }
 
+    /// A connection whose answer is that of an execution.
+    async fn begin_exec(&self, id: &str, body: &Value) -> TcpStream {
+        let (path, body) = (format!("/v1/sandboxes/{id}/exec"), body.to_string());
+        let kind = "application/json";
+        let bytes = request("POST", &path, Some(ANN), kind, body.as_bytes());
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
+        stream
+    }
+
     async fn put(&self, id: &str, path: &str, content: &[u8]) -> u16 {
         let path = format!("/v1/sandboxes/{id}/files/{path}");
         self.send(request(
@@ -386,19 +396,8 @@ async fn output_is_streamed_while_the_program_runs() {
     let id = server.create(json!({})).await;
     let shell = "go() { while [ ! -e /volumes/go/$1 ]; do sleep 0.05; done; }\n\
                  echo one; go two; echo two >&2; go three; echo three; exit 4";
-    let body = json!({ "shell": shell, "stream": true, "timeout_s": 120 }).to_string();
-    let mut stream = TcpStream::connect(server.address).await.unwrap();
-    let path = format!("/v1/sandboxes/{id}/exec");
-    stream
-        .write_all(&request(
-            "POST",
-            &path,
-            Some(ANN),
-            "application/json",
-            body.as_bytes(),
-        ))
-        .await
-        .unwrap();
+    let body = json!({ "shell": shell, "stream": true, "timeout_s": 120 });
+    let mut stream = server.begin_exec(&id, &body).await;
     let mut seen = Vec::new();
     read_until(&mut stream, &mut seen, "one").await;
     assert_eq!(
@@ -466,20 +465,8 @@ async fn disconnecting_clients_kill_their_programs() {
     for (stream_it, marker) in [(false, "sleep\09871.25"), (true, "sleep\09872.25")] {
         let seconds = marker.split('\0').nth(1).unwrap();
         let body =
-            json!({ "argv": ["/bin/sleep", seconds], "timeout_s": 3000, "stream": stream_it })
-                .to_string();
-        let mut stream = TcpStream::connect(server.address).await.unwrap();
-        let path = format!("/v1/sandboxes/{id}/exec");
-        stream
-            .write_all(&request(
-                "POST",
-                &path,
-                Some(ANN),
-                "application/json",
-                body.as_bytes(),
-            ))
-            .await
-            .unwrap();
+            json!({ "argv": ["/bin/sleep", seconds], "timeout_s": 3000, "stream": stream_it });
+        let mut stream = server.begin_exec(&id, &body).await;
         for _ in 0..1200 {
             if lives(marker) {
                 break;

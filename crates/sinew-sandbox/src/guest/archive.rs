@@ -151,10 +151,7 @@ async fn apart<T: Send + 'static>(
 ) -> Result<T, SandboxError> {
     let done = tokio::task::spawn_blocking(work).await;
     let done = done.unwrap_or_else(|e| Err(e.into()));
-    done.map_err(|e| SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    })
+    done.map_err(|e| SandboxError::io(operation, e))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::guest::archive::{Entry, EntryKind};
 use crate::guest::frames::{
-    Frames, Outcome, SandboxResult, Stream, died, entries, failure, io, listen, numbers, odd, send,
+    Frames, Outcome, SandboxResult, Stream, died, entries, failure, listen, numbers, odd, send,
 };
 use crate::guest::program::{checked, not_there};
 use crate::{ExecRequest, Limits, OutputChunk, SandboxError, WritableRoot, seccomp_filter};
@@ -388,7 +388,10 @@ impl Guest {
         entries: &[(&[u8], u32, u8, &[u8])],
     ) -> SandboxResult<()> {
         if let Some((path, ..)) = entries.iter().find(|e| e.0.len() > 4000) {
-            return Err(io(operation, format!("a path of {} bytes", path.len())));
+            return Err(SandboxError::io(
+                operation,
+                format!("a path of {} bytes", path.len()),
+            ));
         }
         self.begin().await?;
         let asked = async {
@@ -424,7 +427,10 @@ impl Guest {
     pub async fn read_file(&mut self, path: &str, max_bytes: u64) -> SandboxResult<Vec<u8>> {
         let operation = format!("read {path}");
         if path.len() > 4000 {
-            return Err(io(&operation, format!("a path of {} bytes", path.len())));
+            return Err(SandboxError::io(
+                &operation,
+                format!("a path of {} bytes", path.len()),
+            ));
         }
         self.begin().await?;
         let frame = Put::of(ask::READ).number(max_bytes).bytes(path.as_bytes());
@@ -435,7 +441,9 @@ impl Guest {
                 match self.frames.next().await? {
                     (tell::DATA, more) => bytes.extend_from_slice(&more),
                     (tell::DONE, _) => return Ok(bytes),
-                    (tell::FAILED, why) => return Err(io(&operation, failure(&why)?.2)),
+                    (tell::FAILED, why) => {
+                        return Err(SandboxError::io(&operation, failure(&why)?.2));
+                    }
                     (kind, _) => return Err(odd(kind)),
                 }
                 if bytes.len() as u64 > max_bytes {

@@ -106,13 +106,6 @@ pub(super) fn odd(kind: u8) -> SandboxError {
     ))
 }
 
-pub(super) fn io(operation: &str, message: String) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message,
-    }
-}
-
 impl Frames {
     pub(super) fn new(half: ReadHalf<Box<dyn Stream>>) -> Self {
         Self {
@@ -149,7 +142,7 @@ impl Frames {
     pub(super) async fn done(&mut self, operation: &str) -> SandboxResult<Vec<u64>> {
         match self.next().await? {
             (tell::DONE, bytes) => numbers(&bytes).ok_or_else(|| odd(tell::DONE)),
-            (tell::FAILED, bytes) => Err(io(operation, failure(&bytes)?.2)),
+            (tell::FAILED, bytes) => Err(SandboxError::io(operation, failure(&bytes)?.2)),
             (kind, _) => Err(odd(kind)),
         }
     }
@@ -313,7 +306,7 @@ pub(super) async fn entries(
             }
             tell::FAILED => {
                 let (_, errno, text) = failure(&bytes)?;
-                return Err(io(
+                return Err(SandboxError::io(
                     "archive",
                     match errno {
                         EFBIG => format!("the files have more than {max_bytes} bytes{hint}"),

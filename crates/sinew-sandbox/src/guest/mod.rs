@@ -15,7 +15,7 @@ mod program;
 pub use archive::{ArchiveError, Entry, EntryKind, export, import, pack, unpack};
 pub use client::{Count, Guest, Hello, Place, Setup};
 pub use frames::{Ended, Outcome, Stream};
-pub use program::checked;
+pub(crate) use program::checked;
 
 /// The agent, for the architecture that this was compiled for; it is one under the name `agent`.
 pub const AGENT: &[u8] = crate::JAIL;

@@ -1,4 +1,4 @@
-//! Programs as an agent can start them.
+//! Programs as an agent or a spawner can start them.
 
 use crate::{Program, SandboxError};
 
@@ -8,8 +8,8 @@ const MAX_PROGRAM_BYTES: usize = 96 << 10;
 /// Whether it is Python, and its arguments or its code.
 ///
 /// # Errors
-/// [`SandboxError::Request`] if no agent can start it.
-pub fn checked(program: &Program) -> Result<(bool, Vec<String>), SandboxError> {
+/// [`SandboxError::Request`] for a program that is empty, too long, or has a zero byte.
+pub(crate) fn checked(program: &Program) -> Result<(bool, Vec<String>), SandboxError> {
     let bad = |value: String, allowed: &str| SandboxError::Request {
         field: "program",
         value,

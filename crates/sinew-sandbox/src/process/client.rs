@@ -62,13 +62,6 @@ pub(super) fn unavailable(reason: impl Into<String>) -> SandboxError {
     }
 }
 
-pub(super) fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
-}
-
 const GONE: &str = "the process that starts sandboxes is gone";
 
 pub(super) fn gone() -> SandboxError {
@@ -169,21 +162,7 @@ impl Client {
         request: Request,
         fds: &[RawFd],
     ) -> Result<oneshot::Receiver<End>, SandboxError> {
-        let seq = self.number();
-        let (sender, receiver) = oneshot::channel();
-        {
-            let mut waiting = self.lock();
-            if let Some(dead) = &waiting.dead {
-                return Err(SandboxError::Died(dead.clone()));
-            }
-            waiting.ends.insert(seq, sender);
-        }
-        if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
-            let mut waiting = self.lock();
-            waiting.ends.remove(&seq);
-            return Err(unsent(&mut waiting, &e));
-        }
-        Ok(receiver)
+        self.send(request, fds, |waiting| &mut waiting.ends)
     }
 
     /// Sends a request with files and waits for its answer. A caller that stops waiting leaves the request
@@ -193,6 +172,21 @@ impl Client {
         request: Request,
         fds: &[RawFd],
     ) -> Result<Answer, SandboxError> {
+        let receiver = self.send(request, fds, |waiting| &mut waiting.answers)?;
+        match receiver.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(message)) => Err(SandboxError::io("sandbox", message)),
+            Err(_) => Err(gone()),
+        }
+    }
+
+    /// Sends a request with files. What comes of it goes to the sender that is kept among `waiters`.
+    fn send<T>(
+        &self,
+        request: Request,
+        fds: &[RawFd],
+        waiters: fn(&mut Waiting) -> &mut HashMap<u64, oneshot::Sender<T>>,
+    ) -> Result<oneshot::Receiver<T>, SandboxError> {
         let seq = self.number();
         let (sender, receiver) = oneshot::channel();
         {
@@ -200,18 +194,14 @@ impl Client {
             if let Some(dead) = &waiting.dead {
                 return Err(SandboxError::Died(dead.clone()));
             }
-            waiting.answers.insert(seq, sender);
+            waiters(&mut waiting).insert(seq, sender);
         }
         if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
             let mut waiting = self.lock();
-            waiting.answers.remove(&seq);
+            waiters(&mut waiting).remove(&seq);
             return Err(unsent(&mut waiting, &e));
         }
-        match receiver.await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(message)) => Err(io_error("sandbox", message)),
-            Err(_) => Err(gone()),
-        }
+        Ok(receiver)
     }
 }
 
@@ -224,7 +214,7 @@ fn unsent(waiting: &mut Waiting, why: &sinew_jail::Error) -> SandboxError {
     if waiting.dead.is_some() {
         gone()
     } else {
-        io_error("ask the spawner", why)
+        SandboxError::io("ask the spawner", why)
     }
 }
 
@@ -236,8 +226,8 @@ fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxEr
         None,
         SockFlag::SOCK_CLOEXEC,
     )
-    .map_err(|e| io_error("socketpair", e))?;
-    let config = serde_json::to_string(config).map_err(|e| io_error("encode", e))?;
+    .map_err(|e| SandboxError::io("socketpair", e))?;
+    let config = serde_json::to_string(config).map_err(|e| SandboxError::io("encode", e))?;
     let child = Command::new(program)
         .arg("spawner")
         .arg(config)
@@ -246,7 +236,7 @@ fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxEr
         .env_clear()
         .current_dir("/")
         .spawn()
-        .map_err(|e| io_error(&format!("start {}", program.display()), e))?;
+        .map_err(|e| SandboxError::io(format!("start {}", program.display()), e))?;
     Ok((ours, child))
 }
 
@@ -255,7 +245,7 @@ fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, Vec<String>), SandboxErro
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let timeout = PollTimeout::try_from(START_TIMEOUT).unwrap_or(PollTimeout::MAX);
     let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-    let ready = poll(&mut fds, timeout).map_err(|e| io_error("poll", e))?;
+    let ready = poll(&mut fds, timeout).map_err(|e| SandboxError::io("poll", e))?;
     if ready == 0 {
         let seconds = START_TIMEOUT.as_secs();
         return Err(unavailable(format!(

@@ -4,6 +4,7 @@ use super::client::unavailable;
 use super::sandbox::ProcessSandbox;
 use super::snapshot::{SpawnerSnapshot, kept, own};
 use super::supervisor::Supervisor;
+use crate::places::Places;
 use crate::port::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     Snapshot,
@@ -113,10 +114,10 @@ impl ProcessConfig {
 #[derive(Debug)]
 pub struct ProcessProvider {
     spawner: Supervisor,
-    live: Arc<Semaphore>,
+    live: Places,
     /// Permits for archives that are read or written.
     turns: Semaphore,
-    config: ProcessConfig,
+    warm_python: bool,
 }
 
 impl ProcessProvider {
@@ -132,9 +133,9 @@ impl ProcessProvider {
         let spawner = Supervisor::start(program, config.spawner_config()?)?;
         Ok(Self {
             spawner,
-            live: Arc::new(Semaphore::new(config.max_live)),
+            live: Places::new(config.max_live, config.acquire_timeout),
             turns: Semaphore::new(MAX_TRANSFERS),
-            config,
+            warm_python: config.warm_python,
         })
     }
 
@@ -144,46 +145,21 @@ impl ProcessProvider {
         base: Option<&Snapshot>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
         spec.refuse_writable_root("process")?;
-        if spec.strict {
-            refuse_missing(&self.spawner.last().protections, spec.network)?;
-        }
-        let waited = tokio::time::timeout(
-            self.config.acquire_timeout,
-            Arc::clone(&self.live).acquire_owned(),
-        );
-        let Ok(Ok(permit)) = waited.await else {
-            return Err(SandboxError::Busy {
-                waited_s: self.config.acquire_timeout.as_secs(),
-                live: self.config.max_live,
-                limit: self.config.max_live,
-            });
-        };
+        let relevant = |p: &&Protection| p.name != TCP_MEMORY || spec.network != Network::None;
+        spec.refuse_missing(self.protections().iter().filter(relevant))?;
+        let permit = self.live.take().await?;
         let client = self.spawner.client().await?;
         let id = client.number();
         let creation = Creation {
             limits: spec.limits.clone(),
             network: spec.network,
             base: base.map(|b| own(b, &client)).transpose()?,
-            warm: self.config.warm_python,
+            warm: self.warm_python,
         };
         let sandbox = ProcessSandbox::new(&client, id, spec.clone(), permit, base.cloned());
         client.ask(Request::Create { id, creation }, &[]).await?;
         Ok(Box::new(sandbox))
     }
-}
-
-fn refuse_missing(protections: &[Protection], network: Network) -> Result<(), SandboxError> {
-    let missing: Vec<String> = protections
-        .iter()
-        .filter(|p| !p.enforced && (p.name != TCP_MEMORY || network != Network::None))
-        .map(|p| format!("{} ({})", p.name, p.how))
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(SandboxError::NotEnforced {
-        missing: missing.join(", "),
-    })
 }
 
 impl SandboxProvider for ProcessProvider {
@@ -223,7 +199,7 @@ impl SandboxProvider for ProcessProvider {
         Box::pin(async move {
             let client = self.spawner.client().await?;
             let snapshot = own(snapshot, &client)?;
-            let failed = |e| super::client::io_error("export", e);
+            let failed = |e| SandboxError::io("export", e);
             let _turn = self.turns.acquire().await;
             let mut file = crate::archive::spool(&[]).map_err(failed)?;
             // Dropped, it ends the export.

@@ -3,7 +3,7 @@
 //! One execution runs at a time: methods take `&mut self`. A future that is dropped kills its execution; the
 //! sandbox is usable again when that is gone, and a request before that is refused.
 
-use super::client::{Answer, Client, gone, io_error, unavailable};
+use super::client::{Answer, Client, gone, unavailable};
 use super::output::{Bounds, StreamOutput, capture, drain, feed};
 use super::snapshot::kept;
 use super::terminal;
@@ -23,8 +23,6 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 
 /// Maximum time until a killed sandbox is gone.
 const KILL_GRACE: Duration = Duration::from_secs(60);
-/// Largest program: one argument of execve may have 128 KiB.
-const MAX_PROGRAM_BYTES: usize = 96 << 10;
 /// Memory that can be missing for one allocation of the kernel's.
 const FULL_BYTES: u64 = 1 << 20;
 /// Time after the start of a program without input before its output is read. Most programs have ended by
@@ -111,47 +109,22 @@ fn pipes(fed: bool) -> std::io::Result<Pipes> {
 /// Content of the file that an answer brings.
 fn content(answer: Answer, max_bytes: u64) -> Result<Vec<u8>, SandboxError> {
     let file = answer.file;
-    let file = file.ok_or_else(|| io_error("read", "the answer had no content"))?;
+    let file = file.ok_or_else(|| SandboxError::io("read", "the answer had no content"))?;
     let mut bytes = Vec::new();
     let read = File::from(file).take(max_bytes).read_to_end(&mut bytes);
-    read.map_err(|e| io_error("read", e))?;
+    read.map_err(|e| SandboxError::io("read", e))?;
     Ok(bytes)
 }
 
 /// # Errors
 /// [`SandboxError::Request`] for a program that is empty, too long, or has a zero byte.
-fn checked(program: Program) -> Result<Start, SandboxError> {
-    let bad = |value: String, allowed: &str| SandboxError::Request {
-        field: "program",
-        value,
-        allowed: allowed.into(),
-    };
-    let start = match program {
-        Program::Argv(argv) => Start::Argv(argv),
-        Program::Python(code) => Start::Python(code),
-        Program::Shell(script) => Start::Argv(vec!["/bin/sh".into(), "-c".into(), script]),
-    };
-    let (bytes, zero) = match &start {
-        Start::Argv(argv) | Start::OnTerminal(argv) => (
-            argv.iter().map(String::len).sum(),
-            argv.iter().any(|a| a.contains('\0')),
-        ),
-        Start::Python(code) => (code.len(), code.contains('\0')),
-    };
-    if matches!(&start, Start::Argv(argv) if argv.first().is_none_or(String::is_empty)) {
-        return Err(bad("empty".into(), "at least the name of a program"));
-    }
-    if bytes > MAX_PROGRAM_BYTES {
-        let allowed = "at most 98304 bytes; write longer ones to a file in the sandbox";
-        return Err(bad(format!("{bytes} bytes"), allowed));
-    }
-    if zero {
-        return Err(bad(
-            "text with a zero byte".into(),
-            "text without zero bytes",
-        ));
-    }
-    Ok(start)
+fn checked(program: &Program) -> Result<Start, SandboxError> {
+    let (is_python, args) = crate::guest::checked(program)?;
+    Ok(if is_python {
+        Start::Python(args.concat())
+    } else {
+        Start::Argv(args)
+    })
 }
 
 fn check_env(env: &[(String, String)]) -> Result<(), SandboxError> {
@@ -195,10 +168,11 @@ impl ProcessSandbox {
     ) -> Result<ExecResult, SandboxError> {
         options.refuse_user_and_workdir()?;
         let started = Instant::now();
-        let start = checked(request.program)?;
+        let start = checked(&request.program)?;
         let env = [self.spec.env.clone(), options.env].concat();
         check_env(&env)?;
-        let mut pipes = pipes(!request.stdin.is_empty()).map_err(|e| io_error("pipe", e))?;
+        let mut pipes =
+            pipes(!request.stdin.is_empty()).map_err(|e| SandboxError::io("pipe", e))?;
         let raw: Vec<RawFd> = pipes.theirs.iter().map(AsRawFd::as_raw_fd).collect();
         let exec = Request::Exec {
             id: self.id,
@@ -225,7 +199,7 @@ impl ProcessSandbox {
                     Ok((stdout, drain(pipes.stderr, max, err, output).await?))
                 };
                 let captured: std::io::Result<_> = captured.await;
-                let (stdout, stderr) = captured.map_err(|e| io_error("read output", e))?;
+                let (stdout, stderr) = captured.map_err(|e| SandboxError::io("read output", e))?;
                 (None, stdout, stderr, end)
             }
             None => {
@@ -288,7 +262,7 @@ impl ProcessSandbox {
         };
         // A program can close its output and continue: its end is waited for, too.
         let ((stdout, stderr, ()), (cut, end)) = tokio::try_join!(work, ending)?;
-        let failed = |e| io_error("read output", e);
+        let failed = |e| SandboxError::io("read output", e);
         Ok((cut, stdout.map_err(failed)?, stderr.map_err(failed)?, end))
     }
 
@@ -311,7 +285,7 @@ impl ProcessSandbox {
                 "nothing, where there is a terminal",
             ));
         }
-        let Start::Argv(argv) = checked(request.program)? else {
+        let Start::Argv(argv) = checked(&request.program)? else {
             return Err(refused(
                 "program",
                 "Python code",
@@ -321,7 +295,7 @@ impl ProcessSandbox {
         let env = [self.spec.env.clone(), std::mem::take(&mut terminal.env)].concat();
         check_env(&env)?;
         let (master, theirs) =
-            terminal::open(terminal.size).map_err(|e| io_error("open a terminal", e))?;
+            terminal::open(terminal.size).map_err(|e| SandboxError::io("open a terminal", e))?;
         let raw: Vec<RawFd> = theirs.iter().map(AsRawFd::as_raw_fd).collect();
         let exec = Request::Exec {
             id: self.id,
@@ -377,7 +351,7 @@ impl ProcessSandbox {
         stderr: StreamOutput,
     ) -> Result<ExecResult, SandboxError> {
         if let Exit::Refused(why) = end.exit {
-            return Err(io_error("sandbox", why));
+            return Err(SandboxError::io("sandbox", why));
         }
         let full = self.is_full(&end);
         if let (Exit::SetUp(step, errno), None, false) = (&end.exit, cut, full) {
@@ -457,7 +431,7 @@ impl Sandbox for ProcessSandbox {
 
     fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {
         Box::pin(async move {
-            let file = memory_file(content).map_err(|e| io_error("write", e))?;
+            let file = memory_file(content).map_err(|e| SandboxError::io("write", e))?;
             let request = Request::WriteFile {
                 id: self.id,
                 path: path.into(),
@@ -520,7 +494,9 @@ impl Sandbox for ProcessSandbox {
         Box::pin(async move {
             let id = self.id;
             let answer = self.client.ask(Request::Listen { id, port }, &[]).await?;
-            let file = answer.file.ok_or_else(|| io_error("listen", "no socket"))?;
+            let file = answer
+                .file
+                .ok_or_else(|| SandboxError::io("listen", "no socket"))?;
             Ok(file.into())
         })
     }

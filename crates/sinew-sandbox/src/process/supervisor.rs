@@ -69,7 +69,7 @@ impl Supervisor {
         std::thread::Builder::new()
             .name("sinew-sandbox".into())
             .spawn(move || kept.keep_running(client, child))
-            .map_err(|e| super::client::io_error("start a thread", e))?;
+            .map_err(|e| SandboxError::io("start a thread", e))?;
         Ok(Self { shared, state })
     }
 

@@ -72,11 +72,7 @@ fn watch(spawner: i32) -> mpsc::SyncSender<()> {
 async fn leave(sandbox: &mut Box<dyn Sandbox>) {
     // A plain exit: the kernel reports all of them to the spawner at once.
     let code = "import os, time; time.sleep(0.5); os.write(1, b'x'); os._exit(0)";
-    let request = ExecRequest {
-        program: Program::Python(code.into()),
-        stdin: Vec::new(),
-        deadline: STUCK,
-    };
+    let request = ExecRequest::new(Program::Python(code.into()), STUCK);
     let result = sandbox.exec(request).await.unwrap();
     assert_eq!(result.ending, Ending::Exited { code: 0 });
     assert_eq!(text(&result.stdout), "x");

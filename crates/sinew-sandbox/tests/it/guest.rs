@@ -38,11 +38,10 @@ async fn pair() -> (Guest, DuplexStream) {
 }
 
 fn request(deadline_ms: u64) -> ExecRequest {
-    ExecRequest {
-        program: Program::Shell("true".into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_millis(deadline_ms),
-    }
+    ExecRequest::new(
+        Program::Shell("true".into()),
+        Duration::from_millis(deadline_ms),
+    )
 }
 
 /// Result of an execution whose agent answers with `bytes`.

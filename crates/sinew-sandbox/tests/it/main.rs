@@ -43,11 +43,7 @@ pub(crate) fn small() -> SandboxSpec {
 }
 
 pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program, ms: u64) -> ExecResult {
-    let request = ExecRequest {
-        program,
-        stdin: Vec::new(),
-        deadline: Duration::from_millis(ms),
-    };
+    let request = ExecRequest::new(program, Duration::from_millis(ms));
     sandbox.exec(request).await.unwrap()
 }
 
@@ -345,11 +341,7 @@ async fn bad_requests_are_named() {
         Program::Python("x".repeat(200_000)),
         Program::Shell("a\0b".into()),
     ] {
-        let request = ExecRequest {
-            program,
-            stdin: Vec::new(),
-            deadline: Duration::from_secs(5),
-        };
+        let request = ExecRequest::new(program, Duration::from_secs(5));
         let e = sandbox.exec(request).await.unwrap_err();
         assert!(
             matches!(
@@ -489,11 +481,7 @@ fn alive(pid: u32) -> bool {
 }
 
 async fn exec_soon(sandbox: &mut dyn Sandbox, code: &str) -> Result<ExecResult, SandboxError> {
-    let request = ExecRequest {
-        program: Program::Python(code.into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_millis(SOON_MS),
-    };
+    let request = ExecRequest::new(Program::Python(code.into()), Duration::from_millis(SOON_MS));
     sandbox.exec(request).await
 }
 

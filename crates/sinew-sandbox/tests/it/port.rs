@@ -89,11 +89,7 @@ async fn output_streams_and_each_execution_has_an_environment() {
         Program::Shell("echo $COLOUR; while [ ! -e /volumes/host/arrived ]; do sleep 0.05; done; echo end >&2".into()),
     ] {
         let (sender, mut receiver) = tokio::sync::mpsc::channel(4);
-        let request = ExecRequest {
-            program,
-            stdin: Vec::new(),
-            deadline: Duration::from_millis(SOON_MS),
-        };
+        let request = ExecRequest::new(program, Duration::from_millis(SOON_MS));
         let options = ExecOptions {
             env: vec![("COLOUR".into(), "green".into())],
             output: Some(sender),
@@ -484,11 +480,7 @@ async fn an_image_is_the_root() {
         "{}",
         text(&result.stderr)
     );
-    let request = ExecRequest {
-        program: Program::Python("print(1)".into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(5),
-    };
+    let request = ExecRequest::new(Program::Python("print(1)".into()), Duration::from_secs(5));
     let refused = sandbox.exec(request).await.unwrap_err();
     assert!(refused.to_string().contains("no python3"), "{refused}");
     drop(sandbox);
@@ -601,11 +593,7 @@ async fn a_fork_bomb_takes_its_own_processes(provider: &ProcessProvider) {
     ] {
         let mut other = provider.acquire(&small()).await.unwrap();
         let (sender, mut output) = tokio::sync::mpsc::channel(4);
-        let request = ExecRequest {
-            program,
-            stdin: Vec::new(),
-            deadline: Duration::from_secs(300),
-        };
+        let request = ExecRequest::new(program, Duration::from_secs(300));
         let options = ExecOptions {
             output: Some(sender),
             ..ExecOptions::default()

@@ -73,11 +73,10 @@ fn python(code: &str) -> ExecRequest {
 }
 
 fn argv(argv: &[&str], millis: u64) -> ExecRequest {
-    ExecRequest {
-        program: Program::Argv(argv.iter().map(ToString::to_string).collect()),
-        stdin: Vec::new(),
-        deadline: Duration::from_millis(millis),
-    }
+    ExecRequest::new(
+        Program::Argv(argv.iter().map(ToString::to_string).collect()),
+        Duration::from_millis(millis),
+    )
 }
 
 async fn with_user<F: Future<Output = ()>>(

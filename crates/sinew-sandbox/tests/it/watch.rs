@@ -97,11 +97,7 @@ async fn a_dead_spawner_is_started_again_and_health_says_so() {
     let died = |e: &SandboxError| matches!(e, SandboxError::Died(_));
     let error = provider.fork(&small(), &snapshot).await.err().unwrap();
     assert!(died(&error), "{error}");
-    let request = ExecRequest {
-        program: Program::Python("print(1)".into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(5),
-    };
+    let request = ExecRequest::new(Program::Python("print(1)".into()), Duration::from_secs(5));
     let error = kept.exec(request).await.unwrap_err();
     assert!(died(&error), "{error}");
 }
@@ -294,11 +290,7 @@ async fn a_sandbox_full_of_files_is_no_failure_of_the_host() {
             Program::Python("print(1)".into()),
             Program::Shell("echo 1".into()),
         ] {
-            let request = ExecRequest {
-                program,
-                stdin: Vec::new(),
-                deadline: Duration::from_millis(SOON_MS),
-            };
+            let request = ExecRequest::new(program, Duration::from_millis(SOON_MS));
             // It may have room, or run out of memory; the host is not at fault.
             let result = sandbox.exec(request).await.unwrap();
             assert_ne!(result.ending, Ending::SandboxDied);
@@ -330,11 +322,7 @@ async fn a_slow_reader_of_output_changes_no_ending() {
     ] {
         // One piece fits and nobody takes it.
         let (output, reader) = tokio::sync::mpsc::channel(1);
-        let request = ExecRequest {
-            program: Program::Python(code.into()),
-            stdin: Vec::new(),
-            deadline: Duration::from_secs(seconds),
-        };
+        let request = ExecRequest::new(Program::Python(code.into()), Duration::from_secs(seconds));
         let options = ExecOptions {
             output: Some(output),
             ..ExecOptions::default()
@@ -365,11 +353,7 @@ async fn streamed_text_comes_in_whole_characters() {
     let mut sandbox = provider.acquire(&spec).await.unwrap();
     let (output, mut reader) = tokio::sync::mpsc::channel(64);
     let code = "import os, time\ntext = ('a' + chr(0x20ac) * 9000 + chr(0x1f600) * 50).encode()\nfor at in range(0, len(text), 1000):\n    os.write(1, text[at:at + 1000]); time.sleep(0.001)";
-    let request = ExecRequest {
-        program: Program::Python(code.into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_millis(SOON_MS),
-    };
+    let request = ExecRequest::new(Program::Python(code.into()), Duration::from_millis(SOON_MS));
     let options = ExecOptions {
         output: Some(output),
         ..ExecOptions::default()
@@ -408,11 +392,7 @@ async fn programs_that_are_long_when_they_are_quoted_run() {
         env: vec![("LONG".into(), "x".repeat(64 << 10))],
         ..ExecOptions::default()
     };
-    let request = ExecRequest {
-        program: Program::Python("print(1)".into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(5),
-    };
+    let request = ExecRequest::new(Program::Python("print(1)".into()), Duration::from_secs(5));
     let error = sandbox.exec_with(request, options).await.unwrap_err();
     assert!(
         matches!(error, SandboxError::Request { field: "env", .. }),
