@@ -3,7 +3,6 @@
 
 use crate::alerts::{Alert, Alerts};
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};
-use crate::files;
 use crate::logs::Logs;
 use crate::machine;
 use crate::mail::Mail;
@@ -215,7 +214,10 @@ impl Worker {
     fn write_text(&self) {
         if let Some(path) = self.prometheus.as_ref().and_then(|p| p.textfile.clone()) {
             let text = lock(&self.board).text();
-            if let Err(error) = files::replace(&path, &text) {
+            // A reader sees the old or the new content, never a part.
+            let temporary = path.with_extension("new");
+            let written = std::fs::write(&temporary, text);
+            if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, &path)) {
                 tracing::warn!(%error, path = %path.display(), "metrics were not written");
             }
         }
