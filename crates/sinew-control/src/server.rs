@@ -108,13 +108,8 @@ impl ControlDesk {
         self.lock().fence()
     }
 
-    /// Sets the version of the weights that engines shall serve. Only versions are compared then.
-    pub fn set_wanted_version(&self, v: u64) {
-        self.set_wanted_weights(v, None);
-    }
-
     /// Sets version and checksum of the weights that engines shall serve. An engine of this version with
-    /// another checksum is quarantined.
+    /// another checksum is quarantined; without one, only versions are compared.
     pub fn set_wanted_weights(&self, version: u64, checksum: Option<String>) {
         self.lock().set_weights(version, checksum, self.now_ms());
     }

@@ -4,7 +4,6 @@ use crate::address::Address;
 use crate::runtime::{outside, random_name};
 use crate::tls::Tls;
 use sinew_store::StoreError;
-use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
@@ -87,14 +86,7 @@ struct Slot {
     calls: i64,
 }
 
-impl fmt::Debug for Postgres {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Postgres")
-            .field("server", &self.shown)
-            .field("schema", &self.schema)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Postgres as this, server = this.shown, schema = this.schema);
 
 /// Takes the file with trusted certificates out of an address, which the driver does not know.
 fn without_roots(url: &str) -> (String, Option<String>) {

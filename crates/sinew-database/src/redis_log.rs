@@ -13,7 +13,6 @@ use redis::{
 };
 use sinew_store::StoreError;
 use sinew_store::queue::{Log, LogEntry, LogMark, LogPage, LogSnapshot, LogWrite};
-use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Maximum entries of one read.
@@ -82,14 +81,7 @@ pub(crate) struct RedisLog {
     options: DatabaseOptions,
 }
 
-impl fmt::Debug for RedisLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLog")
-            .field("server", &self.shown)
-            .field("stream", &self.stream)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(RedisLog as this, server = this.shown, stream = this.stream);
 
 /// Id in the stream of the entry at a position.
 fn stream_id(position: u64) -> String {

@@ -123,11 +123,6 @@ impl QueueRoutes {
         router(Router::new(), self.api.clone())
     }
 
-    /// Whether a request brings the token.
-    pub fn authorizes(&self, headers: &HeaderMap) -> bool {
-        self.api.authorize(headers).is_ok()
-    }
-
     /// Ends all waits. Calls are still answered.
     pub fn end_waits(&self) {
         // Nobody waits if nobody receives it.

@@ -5,7 +5,7 @@
 
 use crate::action;
 use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeMachine, EpisodeSpec};
-use crate::gauges::Phase;
+use crate::gauges::{Phase, unix_s};
 use crate::in_flight::{self, InFlight, Log, SavedEpisode};
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use crate::shown::{NewContext, ShownHistory};
@@ -19,7 +19,7 @@ use sinew_types::{
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
@@ -132,9 +132,7 @@ pub async fn run_episode(
         shown: ShownHistory::default(),
         last_finish: FinishReason::Length,
         timing: Timing {
-            started_unix_s: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0.0, |d| d.as_secs_f64()),
+            started_unix_s: unix_s(),
             ..Timing::default()
         },
         started,

@@ -338,7 +338,7 @@ impl Gauges {
 }
 
 /// Seconds since 1970.
-fn unix_s() -> f64 {
+pub fn unix_s() -> f64 {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since_1970.map_or(0.0, |d| d.as_secs_f64())
 }

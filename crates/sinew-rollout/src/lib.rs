@@ -52,7 +52,7 @@ pub use episode::{
 };
 pub use gauges::{
     EndedEpisode, FailedEpisode, FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase,
-    PhaseGuard, PhaseSpan,
+    PhaseGuard, PhaseSpan, unix_s,
 };
 pub use harness::{
     AgentReport, BuiltInLoop, ModelAccess, ModelServer, ModelServerError, ProgramCommand,

@@ -10,6 +10,7 @@ use crate::error::StoreError;
 use crate::facets::{self, Facets};
 use crate::ledger;
 use crate::private::restrict;
+use crate::rows;
 use crate::schema::{FORMAT, SCHEMA};
 use crate::segment::Location;
 use crate::sqlite_int::signed;
@@ -317,12 +318,10 @@ pub(crate) fn set_indexed(tx: &Transaction<'_>, segment: u32, end: u64) -> Resul
 
 /// Returns number, indexed bytes, and whether it is marked as dead, for each segment in ascending order.
 pub(crate) fn segments(connection: &Connection) -> Result<Vec<(u32, u64, bool)>, StoreError> {
-    let mut query =
-        connection.prepare("SELECT number, indexed, dead FROM segments ORDER BY number")?;
-    let rows = query.query_map([], |r| {
+    let sql = "SELECT number, indexed, dead FROM segments ORDER BY number";
+    rows::all(connection, sql, [], |r| {
         Ok((r.get("number")?, unsigned(r, "indexed")?, r.get("dead")?))
-    })?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    })
 }
 
 /// Marks a file as dead, whose records were moved. It is removed now, or at the next opening after a crash.
@@ -429,10 +428,8 @@ fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
 
 /// All updates, in the order of their first marks.
 pub(crate) fn batches(connection: &Connection) -> Result<Vec<TrainedBatch>, StoreError> {
-    let mut query =
-        connection.prepare("SELECT batch, step, fence, episodes FROM batches ORDER BY seq")?;
-    let rows = query.query_map([], trained_batch)?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let sql = "SELECT batch, step, fence, episodes FROM batches ORDER BY seq";
+    rows::all(connection, sql, [], trained_batch)
 }
 
 /// Returns the highest owner that an update names; 0 if there is none.
@@ -447,9 +444,7 @@ pub(crate) fn batches_of(
     step: u64,
 ) -> Result<Vec<TrainedBatch>, StoreError> {
     let sql = "SELECT batch, step, fence, episodes FROM batches WHERE step = ?1 ORDER BY seq";
-    let mut query = connection.prepare_cached(sql)?;
-    let rows = query.query_map(params![signed("step", step)?], trained_batch)?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    rows::all(connection, sql, [signed("step", step)?], trained_batch)
 }
 
 /// Inserts a batch mark; it replaces an earlier mark of the batch.
@@ -529,28 +524,22 @@ pub(crate) fn collectable(
     connection: &Connection,
     policy: GcPolicy,
 ) -> Result<Vec<(String, Location)>, StoreError> {
-    let mut query = connection.prepare(
-        "SELECT e.episode, e.segment, e.offset, e.bytes
+    let sql = "SELECT e.episode, e.segment, e.offset, e.bytes
          FROM episodes e LEFT JOIN batches b ON b.batch = e.batch
-         WHERE e.segment IS NOT NULL AND CASE WHEN e.batch IS NULL THEN NOT ?2 ELSE b.step < ?1 END",
-    )?;
+         WHERE e.segment IS NOT NULL AND CASE WHEN e.batch IS NULL THEN NOT ?2 ELSE b.step < ?1 END";
     let before = i64::try_from(policy.before_update).unwrap_or(i64::MAX);
-    let rows = query.query_map(params![before, policy.keep_untrained], |r| {
+    rows::all(connection, sql, (before, policy.keep_untrained), |r| {
         Ok((r.get("episode")?, location(r)?))
-    })?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    })
 }
 
 /// Returns segments without live records: copies of an unfinished garbage collection.
 pub(crate) fn lifeless(connection: &Connection) -> Result<Vec<u32>, StoreError> {
-    let mut query = connection.prepare(
-        "SELECT number FROM segments WHERE NOT dead
+    let sql = "SELECT number FROM segments WHERE NOT dead
            AND NOT EXISTS (SELECT 1 FROM episodes WHERE segment = number)
            AND NOT EXISTS (SELECT 1 FROM batches WHERE segment = number)
-           AND NOT EXISTS (SELECT 1 FROM scores WHERE segment = number)",
-    )?;
-    let rows = query.query_map([], |r| r.get(0))?;
-    Ok(rows.collect::<Result<_, _>>()?)
+           AND NOT EXISTS (SELECT 1 FROM scores WHERE segment = number)";
+    rows::all(connection, sql, [], |r| r.get(0))
 }
 
 /// Returns the live records of a segment (episodes, batches or scores) by name and location.
@@ -573,31 +562,25 @@ pub(crate) fn living(
              WHERE segment = ?1 ORDER BY seq"
         }
     };
-    let mut query = connection.prepare_cached(sql)?;
-    let rows = query.query_map([segment], |r| Ok((r.get("name")?, location(r)?)))?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    rows::all(connection, sql, [segment], |r| {
+        Ok((r.get("name")?, location(r)?))
+    })
 }
 
 /// Returns the locations of a segment's records, the last one first.
 pub(crate) fn records(connection: &Connection, segment: u32) -> Result<Vec<Location>, StoreError> {
-    let mut query = connection.prepare_cached(
-        "SELECT segment, offset, bytes FROM episodes WHERE segment = ?1
+    let sql = "SELECT segment, offset, bytes FROM episodes WHERE segment = ?1
          UNION ALL SELECT segment, offset, bytes FROM batches WHERE segment = ?1
          UNION ALL SELECT segment, offset, bytes FROM scores WHERE segment = ?1
-         ORDER BY offset DESC",
-    )?;
-    let rows = query.query_map([segment], location)?;
-    Ok(rows.collect::<Result<_, _>>()?)
+         ORDER BY offset DESC";
+    rows::all(connection, sql, [segment], location)
 }
 
 /// Returns the segments that contain an episode, a mark or a score, in ascending order.
 pub(crate) fn located(connection: &Connection) -> Result<Vec<u32>, StoreError> {
-    let mut query = connection.prepare(
-        "SELECT segment FROM episodes WHERE segment IS NOT NULL
-         UNION SELECT segment FROM batches UNION SELECT segment FROM scores ORDER BY segment",
-    )?;
-    let rows = query.query_map([], |r| r.get(0))?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let sql = "SELECT segment FROM episodes WHERE segment IS NOT NULL
+         UNION SELECT segment FROM batches UNION SELECT segment FROM scores ORDER BY segment";
+    rows::all(connection, sql, [], |r| r.get(0))
 }
 
 /// Returns the episodes in a segment from a byte offset on.
@@ -606,10 +589,9 @@ pub(crate) fn episodes_from(
     segment: u32,
     from: u64,
 ) -> Result<Vec<String>, StoreError> {
-    let mut query = connection
-        .prepare("SELECT episode FROM episodes WHERE segment = ?1 AND offset >= ?2 ORDER BY seq")?;
-    let rows = query.query_map(params![segment, signed("offset", from)?], |r| r.get(0))?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let sql = "SELECT episode FROM episodes WHERE segment = ?1 AND offset >= ?2 ORDER BY seq";
+    let place = [i64::from(segment), signed("offset", from)?];
+    rows::all(connection, sql, place, |r| r.get(0))
 }
 
 /// Deletes episodes and their scores. Those that a batch trained stay known, so that none is trained again.
@@ -643,12 +625,10 @@ pub(crate) fn batches_from(
     segment: u32,
     from: u64,
 ) -> Result<Vec<TrainedBatch>, StoreError> {
-    let mut query = connection.prepare(
-        "SELECT batch, step, fence, episodes FROM batches
-         WHERE segment = ?1 AND offset >= ?2 ORDER BY seq",
-    )?;
-    let rows = query.query_map(params![segment, signed("offset", from)?], trained_batch)?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let sql = "SELECT batch, step, fence, episodes FROM batches
+         WHERE segment = ?1 AND offset >= ?2 ORDER BY seq";
+    let place = [i64::from(segment), signed("offset", from)?];
+    rows::all(connection, sql, place, trained_batch)
 }
 
 /// Table that contains the index row of a record.

@@ -9,6 +9,7 @@
 
 use crate::checksums;
 use crate::error::StoreError;
+use crate::rows;
 use crate::score::{MAX_SCORES, Score, ScoreRecord, ScoreRefused};
 use crate::segment::Location;
 use crate::sqlite_int::signed;
@@ -125,10 +126,8 @@ pub(crate) fn of_episode(
     connection: &Connection,
     episode: &str,
 ) -> Result<Vec<ScoreRecord>, StoreError> {
-    let mut query =
-        connection.prepare_cached("SELECT * FROM scores WHERE episode = ?1 ORDER BY seq")?;
-    let rows = query.query_map([episode], record)?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let sql = "SELECT * FROM scores WHERE episode = ?1 ORDER BY seq";
+    rows::all(connection, sql, [episode], record)
 }
 
 /// Returns the records after `after`, in order of arrival. `limit` is clamped to 1 to [`MAX_PAGE`]. The end
@@ -139,12 +138,12 @@ pub(crate) fn page(
     after: Cursor,
     limit: usize,
 ) -> Result<ScorePage, StoreError> {
-    let mut query =
-        connection.prepare_cached("SELECT * FROM scores WHERE seq > ?1 ORDER BY seq LIMIT ?2")?;
+    let sql = "SELECT * FROM scores WHERE seq > ?1 ORDER BY seq LIMIT ?2";
     let from = i64::try_from(after.0).unwrap_or(i64::MAX);
     let limit = limit.clamp(1, MAX_PAGE) as i64;
-    let rows = query.query_map([from, limit], |r| Ok((r.get::<_, i64>("seq")?, record(r)?)))?;
-    let rows: Vec<(i64, ScoreRecord)> = rows.collect::<Result<_, _>>()?;
+    let rows = rows::all(connection, sql, [from, limit], |r| {
+        Ok((r.get::<_, i64>("seq")?, record(r)?))
+    })?;
     Ok(ScorePage {
         end: rows.last().map_or(after, |r| Cursor(r.0.max(0) as u64)),
         scores: rows.into_iter().map(|r| r.1).collect(),
@@ -173,13 +172,12 @@ pub(crate) fn named(
     external: &str,
     limit: usize,
 ) -> Result<Vec<EpisodeId>, StoreError> {
-    let mut query = connection.prepare_cached(
-        "SELECT e.episode FROM externals x JOIN episodes e ON e.episode = x.episode
-         WHERE x.external = ?1 AND e.segment IS NOT NULL ORDER BY e.seq LIMIT ?2",
-    )?;
+    let sql = "SELECT e.episode FROM externals x JOIN episodes e ON e.episode = x.episode
+         WHERE x.external = ?1 AND e.segment IS NOT NULL ORDER BY e.seq LIMIT ?2";
     let limit = limit.clamp(1, MAX_PAGE) as i64;
-    let rows = query.query_map(params![external, limit], |r| Ok(EpisodeId(r.get(0)?)))?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    rows::all(connection, sql, (external, limit), |r| {
+        Ok(EpisodeId(r.get(0)?))
+    })
 }
 
 /// Deletes the scores and external ids of an episode.
@@ -221,10 +219,9 @@ pub(crate) fn rows_from(
     segment: u32,
     from: u64,
 ) -> Result<Vec<i64>, StoreError> {
-    let mut query = connection
-        .prepare("SELECT seq FROM scores WHERE segment = ?1 AND offset >= ?2 ORDER BY seq")?;
-    let rows = query.query_map(params![segment, signed("offset", from)?], |r| r.get(0))?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let sql = "SELECT seq FROM scores WHERE segment = ?1 AND offset >= ?2 ORDER BY seq";
+    let place = [i64::from(segment), signed("offset", from)?];
+    rows::all(connection, sql, place, |r| r.get(0))
 }
 
 /// Reads a row's record; `None` if the row does not exist.

@@ -46,6 +46,7 @@ pub mod queue;
 mod reader;
 mod recover;
 mod remake;
+mod rows;
 mod scan;
 mod schema;
 mod score;

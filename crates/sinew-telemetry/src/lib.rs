@@ -21,7 +21,6 @@
 
 mod alerts;
 mod config;
-mod files;
 mod logs;
 mod machine;
 mod mail;

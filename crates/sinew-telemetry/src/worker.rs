@@ -3,7 +3,6 @@
 
 use crate::alerts::{Alert, Alerts};
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};
-use crate::files;
 use crate::logs::Logs;
 use crate::machine;
 use crate::mail::Mail;
@@ -15,10 +14,11 @@ use crate::send::{Counts, Queue, Request};
 use crate::spans::{self, Collector, CompleteEpisode, chosen};
 use prost::Message;
 use sinew_orchestrator::{Bus, Process, RolloutProgress, RunEvent};
+use sinew_rollout::unix_s;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Interval of looks at the queue.
 const EVERY: Duration = Duration::from_millis(500);
@@ -26,12 +26,6 @@ const EVERY: Duration = Duration::from_millis(500);
 const SLOW: Duration = Duration::from_secs(15);
 /// Episodes in one request.
 const EPISODES: usize = 64;
-
-/// Seconds since 1970.
-pub(crate) fn unix_s() -> f64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0.0, |d| d.as_secs_f64())
-}
 
 /// A lock whose holder panicked is taken all the same: its numbers are replaced anyway.
 pub(crate) fn lock(board: &Mutex<Board>) -> std::sync::MutexGuard<'_, Board> {
@@ -220,7 +214,10 @@ impl Worker {
     fn write_text(&self) {
         if let Some(path) = self.prometheus.as_ref().and_then(|p| p.textfile.clone()) {
             let text = lock(&self.board).text();
-            if let Err(error) = files::replace(&path, &text) {
+            // A reader sees the old or the new content, never a part.
+            let temporary = path.with_extension("new");
+            let written = std::fs::write(&temporary, text);
+            if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, &path)) {
                 tracing::warn!(%error, path = %path.display(), "metrics were not written");
             }
         }

@@ -16,13 +16,13 @@ use crate::log::say;
 use crate::status::Status;
 use serde::{Deserialize, Serialize};
 use sinew_orchestrator::{Bus, Phase, RunEvent};
-use sinew_rollout::PhaseSpan;
+use sinew_rollout::{PhaseSpan, unix_s};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Name of the file with the newest state.
 pub const LIVE_FILE: &str = "live.json";
@@ -217,10 +217,8 @@ impl Writer {
     }
 
     fn write(&mut self, lost: u64) -> std::io::Result<()> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let now = now.map_or(0.0, |d| d.as_secs_f64());
         crate::phases::append(&self.folder, &std::mem::take(&mut self.spans))?;
-        let state = self.state(now, lost);
+        let state = self.state(unix_s(), lost);
         let path = self.folder.join(LIVE_FILE);
         let temporary = self.folder.join("live.new");
         std::fs::write(&temporary, serde_json::to_vec(&state)?)?;

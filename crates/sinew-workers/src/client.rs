@@ -9,7 +9,6 @@ use sinew_http::header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, RANGE};
 use sinew_http::{ClientOptions, Failure, HttpError, Method, Retry, may_pass};
 use sinew_store::queue::pack;
 use sinew_types::Trace;
-use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Time for a connection.
@@ -79,13 +78,7 @@ pub struct DeskClient {
     token: String,
 }
 
-impl fmt::Debug for DeskClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeskClient")
-            .field("url", &self.url)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(DeskClient, url);
 
 /// A part of a file, and the length of the whole.
 #[derive(Clone, Debug)]

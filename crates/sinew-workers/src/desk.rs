@@ -76,14 +76,7 @@ pub struct Desk {
     live: OnceLock<Arc<dyn LiveInbox>>,
 }
 
-impl fmt::Debug for Desk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk")
-            .field("run", &self.terms.run)
-            .field("fence", &self.terms.fence)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(Desk as this, run = this.terms.run, fence = this.terms.fence);
 
 impl Desk {
     /// Opens the desk of a run. `weights` is the folder in which it publishes, if it serves them.

@@ -18,7 +18,6 @@ use sinew_types::{
     WeightsId,
 };
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::mpsc;
@@ -40,14 +39,11 @@ pub struct EngineRoutes {
     running: AtomicUsize,
 }
 
-impl fmt::Debug for EngineRoutes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineRoutes")
-            .field("loaded", &self.loaded)
-            .field("running", &self.running())
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(
+    EngineRoutes as this,
+    loaded = this.loaded,
+    running = this.running()
+);
 
 impl EngineRoutes {
     /// `loaded` are the weights of `engine`. `context` is its maximum of tokens of prompt and output, `vocab`

@@ -3,7 +3,6 @@
 use crate::client::DeskClient;
 use sinew_engines::{EngineAddress, EngineSeats, KnownWeights};
 use sinew_types::WeightsId;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -46,14 +45,7 @@ pub struct FinderParts {
     pub seen: String,
 }
 
-impl fmt::Debug for FinderParts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FinderParts")
-            .field("owner", &self.owner)
-            .field("seats", &self.seats)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(FinderParts, owner, seats);
 
 /// A thread that keeps seats and known weights new. Dropping it ends it within a second or two.
 #[derive(Debug)]

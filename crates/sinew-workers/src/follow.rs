@@ -276,14 +276,7 @@ pub struct FollowParts {
     pub loaded: Loaded,
 }
 
-impl std::fmt::Debug for FollowParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FollowParts")
-            .field("owner", &self.owner)
-            .field("loaded", &self.loaded)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(FollowParts, owner, loaded);
 
 impl Following {
     /// Starts the thread.

@@ -43,13 +43,7 @@ pub struct ListenerParts {
     pub tickets: Option<(Arc<Desk>, QueueRoutes)>,
 }
 
-impl std::fmt::Debug for ListenerParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ListenerParts")
-            .field("endpoint", &self.endpoint)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ListenerParts, endpoint);
 
 /// A listening owner. Dropped at the end of a run, it first lets workers learn of it.
 #[derive(Debug)]

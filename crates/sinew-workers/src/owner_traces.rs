@@ -7,7 +7,6 @@ use sinew_store::{
 };
 use sinew_types::{EpisodeId, Trace};
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Finished rollouts that a gateway may be asked for again.
@@ -20,13 +19,7 @@ pub struct OwnerTraces {
     last: Mutex<VecDeque<Trace>>,
 }
 
-impl fmt::Debug for OwnerTraces {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnerTraces")
-            .field("owner", &self.owner)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(OwnerTraces, owner);
 
 impl OwnerTraces {
     /// The store of this owner.

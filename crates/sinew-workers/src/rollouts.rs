@@ -67,14 +67,7 @@ pub struct RemoteParts {
     pub waiting: Box<dyn Fn(usize)>,
 }
 
-impl std::fmt::Debug for RemoteParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RemoteParts")
-            .field("desk", &self.desk)
-            .field("max_out", &self.max_out)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(RemoteParts, desk, max_out);
 
 /// Runs episodes on workers.
 pub struct RemoteRollouts {
@@ -95,13 +88,7 @@ pub struct RemoteRollouts {
     reminded: Option<Instant>,
 }
 
-impl std::fmt::Debug for RemoteRollouts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RemoteRollouts")
-            .field("parts", &self.parts)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(RemoteRollouts, parts);
 
 fn failed(e: impl std::fmt::Display) -> PipelineError {
     PipelineError::system(format!("tickets: {e}"))

@@ -22,13 +22,7 @@ pub struct ServedWeights {
     desk: Arc<Desk>,
 }
 
-impl std::fmt::Debug for ServedWeights {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServedWeights")
-            .field("root", &self.root)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(ServedWeights, root);
 
 impl ServedWeights {
     /// Publishes versions of `lineage` under `root`, which `folder` writes to; `deltas`: as differences, if
@@ -80,13 +74,7 @@ pub struct AnnouncedWeights {
     desk: Arc<Desk>,
 }
 
-impl std::fmt::Debug for AnnouncedWeights {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AnnouncedWeights")
-            .field("lineage", &self.lineage)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(AnnouncedWeights, lineage);
 
 impl AnnouncedWeights {
     /// `engines` have the weights `first` already, which are at `address` if a service has them.

@@ -128,14 +128,7 @@ pub struct WorkerParts {
     pub stop: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-impl std::fmt::Debug for WorkerParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkerParts")
-            .field("name", &self.name)
-            .field("slots", &self.slots)
-            .finish_non_exhaustive()
-    }
-}
+sinew_types::debug_fields!(WorkerParts, name, slots);
 
 /// Works until the worker is asked to leave, the run is over, or another owner has it. `report` gets the
 /// counts whenever they changed.

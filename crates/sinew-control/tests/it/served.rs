@@ -38,7 +38,7 @@ fn serving(version: u64) -> Heartbeat {
 fn a_role_lives_from_registration_to_its_end() {
     let desk = desk(1);
     let served = serve(&desk);
-    desk.set_wanted_version(7);
+    desk.set_wanted_weights(7, None);
     let role = RoleClient::register(&served.url(), TOKEN, &engine()).unwrap();
     let orders = role.beat(&serving(6)).unwrap();
     assert_eq!(

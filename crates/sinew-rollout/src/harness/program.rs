@@ -29,7 +29,7 @@ use super::report;
 use super::sandboxed::{ProgramEnd, tail};
 use super::{Harness, grade_answer};
 use crate::episode::EpisodeSpec;
-use crate::gauges::Phase;
+use crate::gauges::{Phase, unix_s};
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
 use sinew_agents::AgentEnd;
@@ -39,7 +39,7 @@ use sinew_types::{
     EpisodeEnd, FailureKind, Limit, Message, Node, NodeId, Role, Timing, TokenKind, Trace,
 };
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Metrics that an environment computes about its own tool.
 const OF_THE_TOOL: [&str; 3] = ["tool_calls", "tool_errors", "used_tool"];
@@ -332,12 +332,11 @@ pub(super) async fn traced(
         Ok(trace) => return trace,
         Err(refusal) => refusal,
     };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let total_s = started.elapsed().as_secs_f64();
+    let (now_s, total_s) = (unix_s(), started.elapsed().as_secs_f64());
     let mut trace = spec.empty_trace(&parts.run, &options.turn_sampling());
     fail(&mut trace, refusal);
     trace.timing = Timing {
-        started_unix_s: now.map_or(0.0, |d| d.as_secs_f64()) - total_s,
+        started_unix_s: now_s - total_s,
         total_s,
         ..Timing::default()
     };

@@ -1,6 +1,6 @@
 //! The folder of a chain: one owner at a time, and which stages have ended.
 
-use crate::run_dir::create_locked;
+use crate::run_dir::{create_locked, write_atomic};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_recipe::{CHAIN_FILE as RECIPE, ChainPlan, RunPlan, StagePlan, changes};
@@ -201,11 +201,7 @@ impl ChainDir {
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> Result<(), ChainError> {
         let path = self.path.join(name);
         let written = || {
-            let temporary = path.with_extension("new");
-            let mut file = File::create(&temporary)?;
-            std::io::Write::write_all(&mut file, content)?;
-            file.sync_all()?;
-            std::fs::rename(&temporary, &path)?;
+            write_atomic(&path, content)?;
             File::open(&self.path)?.sync_all()
         };
         written().map_err(|source| ChainError::Io {
