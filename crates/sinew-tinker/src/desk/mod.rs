@@ -31,6 +31,7 @@ mod flights;
 mod folders;
 mod handle;
 mod journal;
+mod mailbox;
 mod nonce;
 mod orders;
 mod paths;
