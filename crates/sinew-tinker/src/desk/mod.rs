@@ -32,7 +32,6 @@ mod folders;
 mod handle;
 mod journal;
 mod mailbox;
-mod nonce;
 mod orders;
 mod paths;
 mod prepared;
