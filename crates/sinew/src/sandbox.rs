@@ -5,6 +5,7 @@
 
 use crate::lab::{self, LabArgs};
 use crate::output;
+use crate::runtime;
 use crate::sandbox_image::{self, ImageCommand};
 use crate::shell;
 use crate::snapshot_args::SnapshotArgs;
@@ -380,10 +381,7 @@ impl Probed {
 pub(crate) fn probed(section: &SandboxPlan) -> Result<Probed, Failure> {
     let provider = sinew_assembly::levels::sandboxes(section)?;
     let spec = sinew_assembly::levels::sandbox_spec(section)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::on_this_thread()?;
     let begun = Instant::now();
     let answer = runtime.block_on(async {
         let mut sandbox = provider.acquire(&spec).await?;
@@ -447,10 +445,7 @@ fn exec(
     let provider = sinew_assembly::levels::sandboxes(section)?;
     let mut spec = sinew_assembly::levels::sandbox_spec(section)?;
     spec.writable_root = root.writable_root(section)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::on_this_thread()?;
     let (result, digest) = runtime.block_on(async {
         let mut sandbox = kept.begin(provider.as_ref(), &spec).await?;
         let request = ExecRequest {
