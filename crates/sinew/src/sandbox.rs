@@ -9,6 +9,7 @@ use crate::runtime;
 use crate::sandbox_image::{self, ImageCommand};
 use crate::shell;
 use crate::snapshot_args::SnapshotArgs;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_assembly::Failure;
@@ -106,7 +107,7 @@ pub(crate) enum SandboxCommand {
         #[arg(long)]
         strict: bool,
         /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        #[arg(long, default_value = "process", value_parser = level_names())]
         level: String,
         #[command(flatten)]
         kept: SnapshotArgs,
@@ -184,7 +185,7 @@ pub(crate) enum SandboxCommand {
     /// Say what this host enforces
     Probe {
         /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        #[arg(long, default_value = "process", value_parser = level_names())]
         level: String,
         /// One JSON object a protection, and one for each performance degradation
         #[arg(long)]
@@ -330,6 +331,11 @@ fn words(section: &SandboxPlan, argv: &[String]) -> Result<Program, Failure> {
 /// The refusal of `sinew sandbox run` without code, script, program or image that names one.
 fn nothing_to_run() -> Failure {
     Failure::input("nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'")
+}
+
+/// Values of `--level`.
+fn level_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(LEVEL_NAMES.split(", "))
 }
 
 /// The plan of `--level`, with the defaults of a recipe for everything else.
