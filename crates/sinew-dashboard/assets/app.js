@@ -1,5 +1,5 @@
 // The frame of all pages: which page is shown, which run, keys, theme, and changes as they come.
-import { empty, get, h, here, link, patch, s, stateChip, verdictChip } from "./dom.js";
+import { empty, get, h, here, link, s, stateChip, verdictChip } from "./dom.js";
 import { curvesPage } from "./curves.js";
 import { comparePage, episodePage } from "./episode.js";
 import { episodesPage } from "./episodes.js";
@@ -216,4 +216,3 @@ export function rows(keys, elements, open) {
 theme();
 show();
 follow();
-export { patch };

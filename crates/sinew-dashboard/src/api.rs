@@ -10,6 +10,7 @@ use crate::scaling;
 use crate::series;
 use crate::shared::Shared;
 use axum::Json;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -54,6 +55,19 @@ async fn answer(
     Ok(Json(value))
 }
 
+/// Runs blocking work on the run of a name for an answer.
+///
+/// # Errors
+/// If there is no such run, and those of [`answer`].
+async fn of_run(
+    shared: &Shared,
+    name: String,
+    job: impl FnOnce(&Run) -> Result<Value, ViewError> + Send + 'static,
+) -> Answer {
+    let runs = Arc::clone(&shared.runs);
+    answer(shared, move || job(&runs.get(&name)?)).await
+}
+
 /// Makes integers text that a page would round: its numbers have 53 bits. Seeds have 64.
 fn exact(value: &mut Value) {
     const MOST: u64 = (1 << 53) - 1;
@@ -82,9 +96,7 @@ pub(crate) async fn runs(State(shared): State<Shared>) -> Answer {
 
 /// `GET /api/runs/RUN/curves`: curves by step, thinned to what a screen can show.
 pub(crate) async fn curves(State(shared): State<Shared>, Path(run): Path<String>) -> Answer {
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    of_run(&shared, run, move |run| {
         let mut curves = json!(series::curves(&run.steps(), &run.evals()));
         curves["unread"] = run.unread().into();
         Ok(curves)
@@ -94,9 +106,7 @@ pub(crate) async fn curves(State(shared): State<Shared>, Path(run): Path<String>
 
 /// `GET /api/runs/RUN/timeline`: what worked and what waited, step by step, and samples of the rollouts.
 pub(crate) async fn timeline(State(shared): State<Shared>, Path(run): Path<String>) -> Answer {
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    of_run(&shared, run, move |run| {
         Ok(activity::timeline(&run.path, &run.steps()))
     })
     .await
@@ -104,9 +114,7 @@ pub(crate) async fn timeline(State(shared): State<Shared>, Path(run): Path<Strin
 
 /// `GET /api/runs/RUN/live`: what the process of the run last wrote, and whether it still runs.
 pub(crate) async fn live(State(shared): State<Shared>, Path(run): Path<String>) -> Answer {
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    of_run(&shared, run, move |run| {
         let (state, why) = run.state();
         let file = run.path.join(LIVE_FILE);
         let small = std::fs::metadata(&file).is_ok_and(|m| m.len() <= MAX_LIVE_BYTES);
@@ -119,9 +127,7 @@ pub(crate) async fn live(State(shared): State<Shared>, Path(run): Path<String>) 
 
 /// `GET /api/runs/RUN/recipe`: the recipe as it ran, with every default.
 pub(crate) async fn recipe(State(shared): State<Shared>, Path(run): Path<String>) -> Answer {
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    of_run(&shared, run, move |run| {
         let text = std::fs::read_to_string(run.path.join("recipe.toml"));
         Ok(json!({ "recipe": text.map_err(ViewError::system)? }))
     })
@@ -134,9 +140,7 @@ pub(crate) async fn step(
     State(shared): State<Shared>,
     Path((run, step)): Path<(String, u64)>,
 ) -> Answer {
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    of_run(&shared, run, move |run| {
         let steps = run.steps();
         let at = steps.iter().position(|r| r.step == step).ok_or_else(|| {
             ViewError::missing(format!("run {} has no record of step {step}", run.name))
@@ -173,12 +177,10 @@ pub(crate) struct Window {
 pub(crate) async fn phases(
     State(shared): State<Shared>,
     Path(run): Path<String>,
-    query: Result<Query<Window>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<Window>, QueryRejection>,
 ) -> Answer {
-    let Query(window) = query.map_err(|e| ViewError::request(e.body_text()))?;
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    let Query(window) = query?;
+    of_run(&shared, run, move |run| {
         activity::phases(&run.path, (window.from, window.to))
     })
     .await
@@ -186,9 +188,7 @@ pub(crate) async fn phases(
 
 /// `GET /api/runs/RUN/trace`: all phases that the run keeps, for Perfetto and Chrome's tracing.
 pub(crate) async fn trace(State(shared): State<Shared>, Path(run): Path<String>) -> Answer {
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    of_run(&shared, run, move |run| {
         Ok(sinew_view::chrome_trace(&run.path, &run.name))
     })
     .await
@@ -204,9 +204,9 @@ pub(crate) struct Names {
 /// `GET /api/recipes?runs=a,b`: the keys by which the recipes of runs differ from that of the first.
 pub(crate) async fn recipes(
     State(shared): State<Shared>,
-    query: Result<Query<Names>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<Names>, QueryRejection>,
 ) -> Answer {
-    let Query(names) = query.map_err(|e| ViewError::request(e.body_text()))?;
+    let Query(names) = query?;
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let names = names.runs.split(',').filter(|n| !n.is_empty());
@@ -387,18 +387,16 @@ fn searched(run: &Run, filter: &Filter, text: &str) -> Result<Value, ViewError> 
 pub(crate) async fn episodes(
     State(shared): State<Shared>,
     Path(run): Path<String>,
-    query: Result<Query<EpisodeQuery>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<EpisodeQuery>, QueryRejection>,
 ) -> Answer {
-    let Query(query) = query.map_err(|e| ViewError::request(e.body_text()))?;
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    let Query(query) = query?;
+    of_run(&shared, run, move |run| {
         let (step, text) = (query.of_step, query.text.clone());
         let mut filter = query.filter()?;
-        filter.among = step.map(|step| of_step(&run, step)).transpose()?;
+        filter.among = step.map(|step| of_step(run, step)).transpose()?;
         match text.filter(|t| !t.is_empty()) {
-            Some(text) => searched(&run, &filter, &text),
-            None => listed(&run, &filter),
+            Some(text) => searched(run, &filter, &text),
+            None => listed(run, &filter),
         }
     })
     .await
@@ -410,9 +408,7 @@ pub(crate) async fn one_episode(
     State(shared): State<Shared>,
     Path((run, id)): Path<(String, String)>,
 ) -> Answer {
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    of_run(&shared, run, move |run| {
         let store = run.store()?;
         let id = EpisodeId::new(id);
         let found = store.get(&id).map_err(ViewError::system)?;
@@ -433,8 +429,8 @@ pub(crate) async fn one_episode(
             limit: MAX_PAGE,
             ..Filter::default()
         };
-        view["siblings"] = listed(&run, &group)?["episodes"].take();
-        view["signals"] = json!(signals(&run, &trace, &view["siblings"])?);
+        view["siblings"] = listed(run, &group)?["episodes"].take();
+        view["signals"] = json!(signals(run, &trace, &view["siblings"])?);
         Ok(view)
     })
     .await
@@ -457,15 +453,13 @@ fn signals(
 
 /// `GET /api/runs/RUN/errors`: what went wrong, with causes.
 pub(crate) async fn errors(State(shared): State<Shared>, Path(run): Path<String>) -> Answer {
-    let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || {
-        let run = runs.get(&run)?;
+    of_run(&shared, run, move |run| {
         let mut errors = activity::errors(&run.steps());
         let (state, why) = run.state();
         errors["state"] = json!(state);
         errors["why"] = json!(why);
         errors["verdict"] = json!(run.verdict());
-        errors["failures"] = json!(failures(&run)?);
+        errors["failures"] = json!(failures(run)?);
         Ok(errors)
     })
     .await
@@ -513,9 +507,9 @@ pub(crate) struct ScalingQuery {
 /// `GET /api/scaling?x=&y=&runs=`: points of each run, and fits with their uncertainty.
 pub(crate) async fn scaling(
     State(shared): State<Shared>,
-    query: Result<Query<ScalingQuery>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<ScalingQuery>, QueryRejection>,
 ) -> Answer {
-    let Query(query) = query.map_err(|e| ViewError::request(e.body_text()))?;
+    let Query(query) = query?;
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let names: Vec<&str> = query.runs.split(',').filter(|n| !n.is_empty()).collect();

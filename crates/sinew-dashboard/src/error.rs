@@ -1,6 +1,7 @@
 //! Reasons why a request has no answer.
 
 use axum::Json;
+use axum::extract::rejection::QueryRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
@@ -43,6 +44,12 @@ impl ViewError {
     /// A file cannot be read.
     pub(crate) fn system(text: impl std::fmt::Display) -> Self {
         Self::System(text.to_string())
+    }
+}
+
+impl From<QueryRejection> for ViewError {
+    fn from(e: QueryRejection) -> Self {
+        Self::request(e.body_text())
     }
 }
 

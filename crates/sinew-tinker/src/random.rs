@@ -7,6 +7,11 @@ pub(crate) fn random_hex(bytes: usize) -> Result<String, getrandom::Error> {
     Ok(raw.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// A random name: 24 hexadecimal digits.
+pub(crate) fn nonce() -> Result<String, String> {
+    random_hex(12).map_err(|e| format!("no randomness: {e}"))
+}
+
 /// The seed of a name: the same each time.
 pub(crate) fn seed_of(name: &str) -> u64 {
     let hash = blake3::hash(name.as_bytes());

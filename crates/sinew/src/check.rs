@@ -32,6 +32,7 @@ pub(crate) mod prompts;
 pub(crate) mod reach;
 
 use crate::output;
+use crate::runtime;
 use serde_json::{Value, json};
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
@@ -323,10 +324,7 @@ pub(crate) fn before_measuring(
     let tasks = before_tasks(recipe)?;
     let first = tasks.all.get(Split::HeldOut, 0).map_err(Failure::system)?;
     let world = sinew_assembly::world(recipe, &tasks)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::on_this_thread()?;
     runtime.block_on(prompts::ask(world.envs.as_ref(), &first))?;
     Ok(tasks)
 }
@@ -609,10 +607,7 @@ async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Fa
 fn solvable(recipe: &RunPlan, world: &sinew_assembly::World) -> Result<String, Failure> {
     let sinew_assembly::World { taskset, envs, .. } = world;
     let tasks = some_tasks(taskset.as_ref(), GOLD_TASKS)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::on_this_thread()?;
     let rewards: Vec<_> = recipe.worlds().iter().filter_map(|w| w.reward).collect();
     if rewards.iter().any(|reward| !reward.terms().is_empty()) {
         let tried = attempts::attempts(recipe, envs.as_ref(), &tasks);

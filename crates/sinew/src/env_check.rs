@@ -5,6 +5,7 @@ use crate::env_args::{key, options, seconds};
 use crate::env_serve;
 use crate::harbor_check::{self, HarborCheck};
 use crate::output;
+use crate::runtime;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
@@ -104,11 +105,7 @@ struct CheckArgs {
 /// # Errors
 /// If the class or the server cannot be reached, or a check of it fails: then with status 1.
 pub(crate) fn run(args: &EnvArgs) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::with_threads(2)?;
     match &args.command {
         EnvCommand::Check(args) => check(args, &runtime),
         EnvCommand::Serve(args) => env_serve::serve(args, &runtime),

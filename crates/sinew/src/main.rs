@@ -39,6 +39,7 @@ mod replay;
 mod rescore;
 mod reward;
 mod runs;
+mod runtime;
 mod sandbox;
 mod sandbox_image;
 mod sandbox_presence;

@@ -1,6 +1,7 @@
 //! `sinew queue`: a queue of episodes between processes: served, looked into, scored.
 
 use crate::output;
+use crate::runtime;
 use crate::signals::{self, StopSignals};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
@@ -583,11 +584,7 @@ fn score(args: &ScoreArgs) -> Result<(), Failure> {
     };
     let score = sinew_assembly::recipe_score(&recipe, &sinew_assembly::tasks(&recipe)?)?;
     let queue = sinew_assembly::open_queue(&place)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::with_threads(1)?;
     let signals = signals::count(&runtime, args.stop_on_eof)?;
     let config = ScorerConfig {
         holder: args

@@ -5,9 +5,11 @@
 
 use crate::lab::{self, LabArgs};
 use crate::output;
+use crate::runtime;
 use crate::sandbox_image::{self, ImageCommand};
 use crate::shell;
 use crate::snapshot_args::SnapshotArgs;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_assembly::Failure;
@@ -105,7 +107,7 @@ pub(crate) enum SandboxCommand {
         #[arg(long)]
         strict: bool,
         /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        #[arg(long, default_value = "process", value_parser = level_names())]
         level: String,
         #[command(flatten)]
         kept: SnapshotArgs,
@@ -183,7 +185,7 @@ pub(crate) enum SandboxCommand {
     /// Say what this host enforces
     Probe {
         /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        #[arg(long, default_value = "process", value_parser = level_names())]
         level: String,
         /// One JSON object a protection, and one for each performance degradation
         #[arg(long)]
@@ -331,6 +333,11 @@ fn nothing_to_run() -> Failure {
     Failure::input("nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'")
 }
 
+/// Values of `--level`.
+fn level_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(LEVEL_NAMES.split(", "))
+}
+
 /// The plan of `--level`, with the defaults of a recipe for everything else.
 ///
 /// # Errors
@@ -380,10 +387,7 @@ impl Probed {
 pub(crate) fn probed(section: &SandboxPlan) -> Result<Probed, Failure> {
     let provider = sinew_assembly::levels::sandboxes(section)?;
     let spec = sinew_assembly::levels::sandbox_spec(section)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::on_this_thread()?;
     let begun = Instant::now();
     let answer = runtime.block_on(async {
         let mut sandbox = provider.acquire(&spec).await?;
@@ -447,10 +451,7 @@ fn exec(
     let provider = sinew_assembly::levels::sandboxes(section)?;
     let mut spec = sinew_assembly::levels::sandbox_spec(section)?;
     spec.writable_root = root.writable_root(section)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::on_this_thread()?;
     let (result, digest) = runtime.block_on(async {
         let mut sandbox = kept.begin(provider.as_ref(), &spec).await?;
         let request = ExecRequest {

@@ -6,6 +6,7 @@
 
 use crate::check::prompts::ask;
 use crate::output::{print, print_json};
+use crate::runtime;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
@@ -60,10 +61,7 @@ pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
         SplitArg::Train => Split::Train,
         SplitArg::HeldOut => Split::HeldOut,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::on_this_thread()?;
     let limit = recipe.rollout.max_context_tokens as usize;
     for index in 0..taskset.len(split).min(args.limit) {
         let task = taskset.get(split, index).map_err(Failure::input)?;

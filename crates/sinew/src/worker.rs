@@ -226,10 +226,7 @@ struct ServeWords {
 
 /// A runtime, and whether a signal came.
 fn begin(args: &WorkerArgs) -> Result<(Runtime, watch::Receiver<u32>, Stop), Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = Runtime::new().map_err(Failure::system)?;
     let signals = crate::signals::count(&runtime, args.stop_on_eof)?;
     let seen = signals.clone();
     let stop: Stop = Arc::new(move || *seen.borrow() > 0);

@@ -202,17 +202,11 @@ def _error(body: bytes) -> tuple[str, str | None]:
     return str(error), None
 
 
-class HttpClient:
-    """What every client of one server has; usable in `with`, safe to use from threads."""
-
-    def __init__(
-        self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tries: int = 5
-    ) -> None:
-        self._http = Http(url, token, timeout_s, tries)
+class Closing:
+    """Usable in `with`, whose end closes it."""
 
     def close(self) -> None:
-        """Closes the connections; what was made on the server stays."""
-        self._http.close()
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -224,3 +218,16 @@ class HttpClient:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class HttpClient(Closing):
+    """What every client of one server has; usable in `with`, safe to use from threads."""
+
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tries: int = 5
+    ) -> None:
+        self._http = Http(url, token, timeout_s, tries)
+
+    def close(self) -> None:
+        """Closes the connections; what was made on the server stays."""
+        self._http.close()

@@ -19,15 +19,11 @@ import subprocess
 import urllib.parse
 import uuid
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 from . import _program
-from ._http import Http
+from ._http import Closing, Http, HttpClient
 from .errors import SinewError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: Variable with the key of a server that is started here.
 _KEY = "SINEW_SERVED_KEY"
@@ -56,7 +52,7 @@ class Answer:
     error: bool
 
 
-class Served:
+class Served(HttpClient):
     """Environments of a target with their tasks. Safe to use from threads."""
 
     def __init__(
@@ -76,7 +72,7 @@ class Served:
             token = token or secrets.token_hex(24)
             url = self._start(target, options, python, seed, arguments, token)
         url, token = _without_key(url, token)
-        self._http = Http(url, token, timeout_s, 5)
+        super().__init__(url, token, timeout_s=timeout_s)
         self.url = url
         #: The key that the server wants.
         self.token: str | None = token
@@ -126,8 +122,7 @@ class Served:
 
     def close(self) -> None:
         """Closes the connections, and ends what was started here."""
-        if hasattr(self, "_http"):
-            self._http.close()
+        super().close()
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -135,19 +130,8 @@ class Served:
                 self._process.stdout.close()
             self._process = None
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class Played:
+class Played(Closing):
     """An open episode."""
 
     def __init__(self, http: Http, task: dict[str, Any], name: str) -> None:
@@ -159,7 +143,6 @@ class Played:
         self.task = task
         #: It has ended.
         self.done = False
-        self._calls = 0
         opened = http.json("POST", "/episodes", {"episode": name, "task": task}, repeatable=True)
         #: Messages of the prompt.
         self.messages: list[dict[str, Any]] = opened.get("messages") or []
@@ -180,7 +163,6 @@ class Played:
         return self._act({"text": text})
 
     def _act(self, body: dict[str, Any]) -> Answer:
-        self._calls += 1
         # The name of a call makes it safe to repeat: of two processes in one episode, each has its own.
         path = f"{self._path}/calls/{uuid.uuid4().hex}"
         answer = self._http.json("POST", path, body, repeatable=True)
@@ -204,17 +186,6 @@ class Played:
         except SinewError:
             # It has ended by itself, or its lease is over.
             pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def text_of(content: Any) -> str:

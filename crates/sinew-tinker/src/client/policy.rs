@@ -29,13 +29,6 @@ const VERSIONS: usize = 3;
 /// is not reported, in nats: services that compute in bfloat16 stay below it.
 const GAP: f32 = 0.1;
 
-/// A micro-batch of the last pass that was to be followed by a backward pass.
-#[derive(Debug)]
-struct Passed {
-    flat: FlatBatch,
-    logprobs: Logprobs,
-}
-
 /// A datum with the derivatives of an update.
 #[derive(Debug)]
 struct Pending {
@@ -66,7 +59,8 @@ pub struct TinkerPolicy {
     states: Vec<String>,
     /// Weights of versions at the service, oldest first.
     published: VecDeque<String>,
-    ready: Option<Vec<Passed>>,
+    /// Micro-batches of the last pass, where a backward pass is to follow it.
+    ready: Option<Vec<(FlatBatch, Logprobs)>>,
     pending: Vec<Pending>,
     /// Whether it was reported that the service reports no norm.
     norm_reported: bool,
@@ -235,12 +229,7 @@ impl Policy for TinkerPolicy {
         check_outputs(want)?;
         let passed = passed(wave, |datums| unweighted(&mut self.model, datums))?;
         let scores = scores(&passed);
-        if want.backward {
-            let kept = passed
-                .into_iter()
-                .map(|(flat, logprobs)| Passed { flat, logprobs });
-            self.ready = Some(kept.collect());
-        }
+        self.ready = want.backward.then_some(passed);
         Ok(scores)
     }
 
@@ -250,7 +239,7 @@ impl Policy for TinkerPolicy {
             PolicyError::failed("backward without a forward pass that was to keep its state")
         })?;
         check_grads(&ready, grads)?;
-        for (Passed { flat, logprobs }, grads) in ready.into_iter().zip(grads) {
+        for ((flat, logprobs), grads) in ready.into_iter().zip(grads) {
             let zeros = |datum: &FlatDatum| vec![0.0; datum.targets.len()];
             let mut weights: Vec<Vec<f32>> = flat.datums.iter().map(zeros).collect();
             for (place, grad) in flat.places.iter().zip(&grads.logprobs) {
@@ -371,7 +360,7 @@ impl Policy for TinkerPolicy {
 }
 
 /// Refuses derivatives that are not those of the last pass.
-fn check_grads(ready: &[Passed], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
+fn check_grads(ready: &[(FlatBatch, Logprobs)], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
     if ready.len() != grads.len() {
         return Err(PolicyError::failed(format!(
             "derivatives of {} micro-batches, the last pass had {}",
@@ -379,13 +368,13 @@ fn check_grads(ready: &[Passed], grads: &[ScoreGrads]) -> Result<(), PolicyError
             ready.len()
         )));
     }
-    for (passed, grads) in ready.iter().zip(grads) {
+    for ((flat, _), grads) in ready.iter().zip(grads) {
         if !grads.entropies.is_empty() || !grads.values.is_empty() {
             return Err(PolicyError::failed(
                 "derivatives by entropies or values: the Tinker protocol has log-probabilities only",
             ));
         }
-        let (found, items) = (grads.logprobs.len(), passed.flat.places.len());
+        let (found, items) = (grads.logprobs.len(), flat.places.len());
         if found != 0 && found != items {
             return Err(PolicyError::failed(format!(
                 "{found} derivatives of a micro-batch with {items} items"

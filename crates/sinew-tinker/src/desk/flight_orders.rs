@@ -1,10 +1,10 @@
 //! Orders to the thread that samples: a mailbox that never blocks. It is bounded by the sequences that the
 //! clerk lets fly.
 
+use super::mailbox::Mailbox;
 use super::types::{RequestId, SampleInput};
 use sinew_types::{AdapterName, PolicyVersion};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// An adapter on disk, and its name at the engine.
@@ -68,20 +68,11 @@ struct State {
 
 /// The mailbox.
 #[derive(Debug, Default)]
-pub(crate) struct FlightOrders {
-    state: Mutex<State>,
-    bell: Condvar,
-}
+pub(crate) struct FlightOrders(Mailbox<State>);
 
 impl FlightOrders {
-    /// Locks the mailbox. A panic never leaves it between two states.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn push(&self, order: Order) {
-        self.lock().orders.push_back(order);
-        self.bell.notify_all();
+        self.0.change(|state| state.orders.push_back(order));
     }
 
     /// Asks for a request.
@@ -106,13 +97,11 @@ impl FlightOrders {
 
     /// Asks to give up all requests, also those that have not begun.
     pub(crate) fn forget_all(&self) {
-        let mut state = self.lock();
-        state
-            .orders
-            .retain(|order| matches!(order, Order::Ground(_) | Order::Publish(_)));
-        state.orders.push_back(Order::ForgetAll);
-        drop(state);
-        self.bell.notify_all();
+        self.0.change(|state| {
+            let stays = |order: &Order| matches!(order, Order::Ground(_) | Order::Publish(_));
+            state.orders.retain(stays);
+            state.orders.push_back(Order::ForgetAll);
+        });
     }
 
     /// Tells that a flight has ended. Called on the engine's thread.
@@ -122,28 +111,17 @@ impl FlightOrders {
 
     /// Asks to end.
     pub(crate) fn stop(&self) {
-        self.lock().is_stopped = true;
-        self.bell.notify_all();
+        self.0.change(|state| state.is_stopped = true);
     }
 
     /// The next order, waiting up to `wait` for one.
     pub(crate) fn next(&self, wait: Duration) -> Order {
-        let mut state = self.lock();
-        let mut waited = false;
-        loop {
+        let next = self.0.next(wait, |state| {
             if state.is_stopped {
-                return Order::Stop;
+                return Some(Order::Stop);
             }
-            if let Some(order) = state.orders.pop_front() {
-                return order;
-            }
-            if waited {
-                return Order::Idle;
-            }
-            let woken = self.bell.wait_timeout(state, wait);
-            let (next, timeout) = woken.unwrap_or_else(PoisonError::into_inner);
-            state = next;
-            waited = timeout.timed_out();
-        }
+            state.orders.pop_front()
+        });
+        next.unwrap_or(Order::Idle)
     }
 }

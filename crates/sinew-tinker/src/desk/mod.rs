@@ -31,7 +31,7 @@ mod flights;
 mod folders;
 mod handle;
 mod journal;
-mod nonce;
+mod mailbox;
 mod orders;
 mod paths;
 mod prepared;

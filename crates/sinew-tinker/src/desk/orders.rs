@@ -1,9 +1,9 @@
 //! Orders of the clerk to the trainer: a mailbox that never blocks the clerk, bounded by its models.
 
+use super::mailbox::Mailbox;
 use super::types::{ModelId, ModelSpec, RequestId};
 use sinew_types::PolicyVersion;
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The part of a command that the trainer carries out.
@@ -81,37 +81,24 @@ struct State {
 
 /// The mailbox.
 #[derive(Debug, Default)]
-pub(super) struct Orders {
-    state: Mutex<State>,
-    bell: Condvar,
-}
+pub(super) struct Orders(Mailbox<State>);
 
 impl Orders {
-    /// Locks the mailbox. A panic never leaves it between two states.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
-        self.bell.notify_all();
-    }
-
     /// Asks for a command. There is at most one at a time.
     pub(super) fn run(&self, work: Box<Work>) {
-        self.change(|state| state.run = Some(work));
+        self.0.change(|state| state.run = Some(work));
     }
 
     /// Asks to forget a model.
     pub(super) fn forget(&self, model: ModelId) {
-        self.change(|state| {
+        self.0.change(|state| {
             state.forget.insert(model);
         });
     }
 
     /// Asks to forget all models, and takes back a command that has not begun.
     pub(super) fn forget_all(&self) {
-        self.change(|state| {
+        self.0.change(|state| {
             state.forget_all = true;
             state.run = None;
         });
@@ -119,43 +106,33 @@ impl Orders {
 
     /// Asks to write the state of all models.
     pub(super) fn drain(&self) {
-        self.change(|state| state.drain = true);
+        self.0.change(|state| state.drain = true);
     }
 
     /// Asks to end.
     pub(super) fn stop(&self) {
-        self.change(|state| state.stop = true);
+        self.0.change(|state| state.stop = true);
     }
 
     /// The next order, waiting up to `wait` for one.
     pub(super) fn next(&self, wait: Duration) -> Order {
-        let mut state = self.lock();
-        let mut waited = false;
-        loop {
+        let next = self.0.next(wait, |state| {
             if state.stop {
-                return Order::Stop;
+                return Some(Order::Stop);
             }
             if std::mem::take(&mut state.forget_all) {
                 state.forget.clear();
-                return Order::ForgetAll;
+                return Some(Order::ForgetAll);
             }
             if let Some(model) = state.forget.pop_first() {
-                return Order::Forget(model);
+                return Some(Order::Forget(model));
             }
             if let Some(work) = state.run.take() {
-                return Order::Run(work);
+                return Some(Order::Run(work));
             }
-            if std::mem::take(&mut state.drain) {
-                return Order::Drain;
-            }
-            if waited {
-                return Order::Idle;
-            }
-            let woken = self.bell.wait_timeout(state, wait);
-            let (next, timeout) = woken.unwrap_or_else(PoisonError::into_inner);
-            state = next;
-            waited = timeout.timed_out();
-        }
+            std::mem::take(&mut state.drain).then_some(Order::Drain)
+        });
+        next.unwrap_or(Order::Idle)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Checks that the environment's messages, and a right turn after them, fit into the limits of an episode.
 
+use crate::runtime;
 use sinew_assembly::Failure;
 use sinew_env::EnvFactory;
 use sinew_recipe::RunPlan;
@@ -44,10 +45,7 @@ pub(crate) fn measure(
     world: &sinew_assembly::World,
 ) -> Result<Vec<Size>, Failure> {
     let sinew_assembly::World { taskset, envs, .. } = world;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::on_this_thread()?;
     let (mut sizes, begun) = (Vec::new(), Instant::now());
     for task in super::some_tasks(taskset.as_ref(), TASKS)? {
         let (messages, tools) = runtime.block_on(ask(envs.as_ref(), &task))?;

@@ -8,6 +8,7 @@ mod filter;
 mod user;
 
 use crate::output;
+use crate::runtime;
 use crate::signals::StopSignals;
 use crate::snapshot_args::SnapshotArgs;
 use filter::Filter;
@@ -60,11 +61,7 @@ pub(crate) fn run(
         stdin: Vec::new(),
         deadline,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let runtime = runtime::with_threads(1)?;
     let end = runtime.block_on(async {
         let mut signals = StopSignals::new()?;
         let mut sandbox = kept.begin(provider.as_ref(), &spec).await?;

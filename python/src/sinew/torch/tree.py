@@ -206,8 +206,7 @@ def chunks(lane: Lane, budget: int) -> list[list[np.ndarray]]:
 def flat_batch(lane: Lane, budget: int, passes: int, device: torch.device) -> Batch:
     """The lane as padded rows without sharing, in exactly `passes` calls (the number is equal on all
     ranks)."""
-    owner, position = owners(lane)
-    del owner
+    _, position = owners(lane)
     places = np.full(len(lane.tokens), -1)
     made: list[Pass] = []
     offset = 0

@@ -5,7 +5,6 @@ use crate::Category;
 use crate::desk::codec::{decode, encode};
 use crate::desk::folders::Folders;
 use crate::desk::journal::{CheckpointRow, CommandEnd, ModelRow};
-use crate::desk::nonce::nonce;
 use crate::desk::orders::{TrainJob, Work};
 use crate::desk::paths::{check_name, check_ttl};
 use crate::desk::prepared::Kind;
@@ -13,6 +12,7 @@ use crate::desk::schedule::{LAST, Turn};
 use crate::desk::types::{
     CheckpointKind, CheckpointPath, Command, ModelId, Outcome, Refusal, RequestId, Tenant,
 };
+use crate::random::nonce;
 use sinew_types::PolicyVersion;
 
 /// A command that cannot be carried out, as its client sees it.

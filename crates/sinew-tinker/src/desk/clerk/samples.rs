@@ -6,7 +6,6 @@ use crate::Category;
 use crate::desk::codec::{decode, encode};
 use crate::desk::flight_orders::{AdapterSource, SampleTask, Source};
 use crate::desk::journal::{CheckpointRow, ModelRow, SamplerRow};
-use crate::desk::nonce::nonce;
 use crate::desk::prepared::Prepared;
 use crate::desk::sample_check::check_sample;
 use crate::desk::schedule::LAST;
@@ -15,7 +14,7 @@ use crate::desk::types::{
     CheckpointKind, CheckpointPath, Command, Completions, LoraSpec, Outcome, Refusal, RequestId,
     SamplerId, SamplerInfo, SamplerRef, SessionId, Tenant,
 };
-use crate::random::seed_of;
+use crate::random::{nonce, seed_of};
 use sinew_types::{AdapterName, PolicyVersion};
 use tokio::sync::oneshot;
 

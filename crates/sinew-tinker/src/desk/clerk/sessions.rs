@@ -2,10 +2,10 @@
 
 use super::Clerk;
 use crate::desk::journal::{FinishRow, SessionRow};
-use crate::desk::nonce::nonce;
 use crate::desk::types::{
     FinishReason, Listing, NewSession, Page, Refusal, SessionId, SessionInfo, SessionStatus, Tenant,
 };
+use crate::random::nonce;
 
 /// Most entries of a page.
 pub(super) const MAX_PAGE: u64 = 1000;
