@@ -65,7 +65,11 @@ async fn of_run(
     job: impl FnOnce(&Run) -> Result<Value, ViewError> + Send + 'static,
 ) -> Answer {
     let runs = Arc::clone(&shared.runs);
-    answer(shared, move || job(&runs.get(&name)?)).await
+    answer(shared, move || {
+        let run = runs.get(&name)?;
+        job(&run)
+    })
+    .await
 }
 
 /// Makes integers text that a page would round: its numbers have 53 bits. Seeds have 64.

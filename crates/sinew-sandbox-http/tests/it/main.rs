@@ -466,7 +466,7 @@ async fn disconnecting_clients_kill_their_programs() {
         let seconds = marker.split('\0').nth(1).unwrap();
         let body =
             json!({ "argv": ["/bin/sleep", seconds], "timeout_s": 3000, "stream": stream_it });
-        let mut stream = server.begin_exec(&id, &body).await;
+        let stream = server.begin_exec(&id, &body).await;
         for _ in 0..1200 {
             if lives(marker) {
                 break;
