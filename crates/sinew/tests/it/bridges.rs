@@ -469,6 +469,11 @@ fn threads_that_score_ifeval_at_once_agree_with_one() {
 }
 
 #[test]
+fn threads_that_play_bfcl_at_once_agree_with_one() {
+    script("bfcl", "bridge_bfcl.py", &[]);
+}
+
+#[test]
 fn worlds_are_a_taskset_of_verifiers_and_tasksets_are_environments() {
     script("verifiers", "bridge_verifiers.py", &[]);
     let dir = tempfile::tempdir().unwrap();
