@@ -469,6 +469,11 @@ fn threads_that_score_ifeval_at_once_agree_with_one() {
 }
 
 #[test]
+fn threads_share_no_state_of_packages() {
+    script("games", "bridge_threads.py", &[]);
+}
+
+#[test]
 fn threads_that_play_bfcl_at_once_agree_with_one() {
     script("bfcl", "bridge_bfcl.py", &[]);
 }
