@@ -479,6 +479,11 @@ fn threads_that_play_bfcl_at_once_agree_with_one() {
 }
 
 #[test]
+fn rewards_of_verifiers_score_in_threads_as_in_the_main_thread() {
+    script("verifiers", "bridge_verifiers_threads.py", &[]);
+}
+
+#[test]
 fn worlds_are_a_taskset_of_verifiers_and_tasksets_are_environments() {
     script("verifiers", "bridge_verifiers.py", &[]);
     let dir = tempfile::tempdir().unwrap();
