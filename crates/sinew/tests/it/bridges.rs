@@ -347,6 +347,11 @@ with Served(sys.argv[1]) as worlds:
 ";
 
 #[test]
+fn an_episode_of_swe_bench_without_pytest_is_an_error() {
+    script("games", "bridge_swe.py", &[]);
+}
+
+#[test]
 fn a_row_of_swe_bench_is_repaired_and_scored() {
     let dir = tempfile::tempdir().unwrap();
     let python = installed("games");
