@@ -347,6 +347,11 @@ with Served(sys.argv[1]) as worlds:
 ";
 
 #[test]
+fn an_episode_of_swe_bench_without_pytest_is_an_error() {
+    script("games", "bridge_swe.py", &[]);
+}
+
+#[test]
 fn a_row_of_swe_bench_is_repaired_and_scored() {
     let dir = tempfile::tempdir().unwrap();
     let python = installed("games");
@@ -466,6 +471,21 @@ fn worlds_are_environments_of_gymnasium() {
 #[test]
 fn threads_that_score_ifeval_at_once_agree_with_one() {
     script("ifeval", "bridge_ifeval.py", &[]);
+}
+
+#[test]
+fn threads_share_no_state_of_packages() {
+    script("games", "bridge_threads.py", &[]);
+}
+
+#[test]
+fn threads_that_play_bfcl_at_once_agree_with_one() {
+    script("bfcl", "bridge_bfcl.py", &[]);
+}
+
+#[test]
+fn rewards_of_verifiers_score_in_threads_as_in_the_main_thread() {
+    script("verifiers", "bridge_verifiers_threads.py", &[]);
 }
 
 #[test]

@@ -3,7 +3,11 @@
 TextArena hands out rewards at the end of a game, and ends a game after moves that are not allowed.
 """
 
+import contextlib
+import importlib.util
+import random
 import re
+import threading
 
 from sinew import Done, Env, ToolError
 from sinew.bridges import draw, package, seeds
@@ -17,23 +21,48 @@ class Arena(Env):
     #: Moves of the opponent, such as `["[0]", "[1]"]`. Empty: those in brackets in the last lines that it is shown.
     replies = []
     train, held_out = 1000, 100
+    lock = threading.Lock()
 
     @classmethod
     def setup_worker(cls):
         cls.textarena = package("textarena", "textarena==0.7.4")
+        # A few games draw with NumPy, if it is there.
+        cls.numpy = importlib.util.find_spec("numpy") and package("numpy.random", "numpy")
         if cls.players not in (1, 2):
             raise ValueError(f"players is {cls.players}; allowed: 1, 2")
 
     def start(self, task):
         self.side, self.seed, self.moves, self.over = task.side, task.seed, 0, False
-        self.env = self.textarena.make(self.id)
-        self.env.reset(num_players=self.players, seed=self.seed)
+        numbers = self.numpy and self.numpy.RandomState(self.seed % (1 << 32)).get_state()
+        self.drawn = random.Random(self.seed).getstate(), numbers
+        with self.drawing():
+            self.env = self.textarena.make(self.id)
+            self.env.reset(num_players=self.players, seed=self.seed)
         return self.turns()
+
+    @contextlib.contextmanager
+    def drawing(self):
+        """Games draw from the generators that all of Python shares: one at a time, each from its own state."""
+        with self.lock:
+            others = self.drawing_from(self.drawn)
+            try:
+                yield
+            finally:
+                self.drawn = self.drawing_from(others)
+
+    def drawing_from(self, states):
+        """Sets the states of the shared generators. The states before."""
+        before = random.getstate(), self.numpy and self.numpy.get_state()
+        random.setstate(states[0])
+        if self.numpy:
+            self.numpy.set_state(states[1])
+        return before
 
     def turns(self):
         """The opponent's moves until the model is to move. What the model is shown."""
         while not self.over:
-            player, seen = self.env.get_observation()
+            with self.drawing():
+                player, seen = self.env.get_observation()
             if player == self.side:
                 return text_of(seen)
             self.advance(self.reply(text_of(seen)))
@@ -46,7 +75,8 @@ class Arena(Env):
 
     def advance(self, text):
         self.moves += 1
-        done, _ = self.env.step(action=text)
+        with self.drawing():
+            done, _ = self.env.step(action=text)
         self.over = bool(done)
         if self.over:
             self.rewards, self.info = self.env.close()

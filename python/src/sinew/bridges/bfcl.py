@@ -12,6 +12,8 @@ import functools
 import inspect
 import json
 import os
+import threading
+import types
 
 from sinew import Done, Env, ToolError
 from sinew.bridges import belongs, package
@@ -27,6 +29,8 @@ DOCS = {
     "VehicleControlAPI": "vehicle_control",
 }
 SOURCES = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code."
+#: The simulators' logarithm sets the precision of `mpmath` for all threads: one at a time.
+LOGARITHM = threading.Lock()
 
 
 def folder():
@@ -190,7 +194,7 @@ class Turns(Env):
 
     @staticmethod
     def called(simulator, name, arguments):
-        method = getattr(simulator, name)
+        method = method_of(simulator, name)
         try:
             inspect.signature(method).bind(**arguments)
         except TypeError as error:
@@ -241,6 +245,26 @@ class Turns(Env):
         return turns
 
 
+def method_of(simulator, name):
+    """A method of a simulator, as it is where no other episode runs."""
+    method = getattr(simulator, name)
+    return method if (type(simulator).__name__, name) != ("MathAPI", "logarithm") else logarithm(method)
+
+
+def logarithm(method):
+    """The package's logarithm with a precision of its own, which its result keeps when it is shown."""
+
+    @functools.wraps(method)
+    def alone(**arguments):
+        module = inspect.getmodule(type(method.__self__))
+        with LOGARITHM:
+            context = package("mpmath", "mpmath==1.3.0").MPContext()
+            module.mpmath = types.SimpleNamespace(mp=context, log=context.log)
+            return method(**arguments)
+
+    return alone
+
+
 def parsed(simulators, call):
     """Name and arguments of a call as Python writes it. Values are plain: nothing is run."""
     node = ast.parse(call.strip(), mode="eval").body
@@ -254,7 +278,7 @@ def parsed(simulators, call):
 def replay(simulators, call):
     """The result of a reference call."""
     name, arguments = parsed(simulators, call)
-    method = next(getattr(s, name) for s in simulators.values() if hasattr(s, name))
+    method = next(method_of(s, name) for s in simulators.values() if hasattr(s, name))
     try:
         return method(**arguments)
     except Exception:

@@ -180,7 +180,8 @@ class BrowserGym(Env):
         if len(text) > LONGEST_ACTION:
             raise ToolError(f"the action has {len(text)} characters; allowed: {LONGEST_ACTION}")
         try:
-            self.actions.to_python_code(text)
+            # The package's parser learns how to call its functions, and fails where two threads teach it at once.
+            self.inside(self.actions.to_python_code, text)
         except NameError as error:
             raise ToolError(f"{error} Allowed: {', '.join(self.actions.action_set)}") from None
         except (ValueError, SyntaxError, RecursionError) as error:

@@ -14,6 +14,7 @@ its tests. Else a class of yours stands next to a folder with the sources of eac
 Code of the model runs in the worker: set `sessions_per_worker = 1`. As in SWE-bench, the tests run in one process with that code.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -46,6 +47,7 @@ class Swe(Env):
         self.task = task
         self.root = tempfile.mkdtemp(prefix="swe-")
         self.used = 0
+        self.check_runner()
         if not self.in_image():
             self.unpack(self.root)
             return
@@ -54,6 +56,19 @@ class Swe(Env):
         if not self.history and os.path.exists(os.path.join(self.folder, ".git")):
             raise RuntimeError(f"{self.folder}/.git is in image {task.image}: remove it, or its later commits, and set `history`")
         copied(self.folder, self.root)
+
+    def check_runner(self):
+        """Says that pytest is missing: without it all tests would count as failed, whatever the model did."""
+        if self.runner != "pytest":
+            return
+        if self.interpreter:
+            command = [self.interpreter, "-c", "import pytest"]
+            env = dict(os.environ, PYTHONPATH="")
+            found = subprocess.run(command, cwd="/", env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60).returncode == 0
+        else:
+            found = importlib.util.find_spec("pytest") is not None
+        if not found:
+            raise RuntimeError(f"{self.interpreter or sys.executable} cannot import pytest: pip install pytest there, or set `runner`")
 
     def in_image(self):
         return "image" in self.task

@@ -3,12 +3,24 @@
 A game is compiled in the worker's own folder, and kept for the episodes of its group.
 """
 
+import functools
 import os
 import tempfile
 import threading
 
 from sinew import Done, Env, ToolError, tool
 from sinew.bridges import package, seeds
+
+
+def one_at_a_time(function):
+    lock = threading.Lock()
+
+    @functools.wraps(function)
+    def alone(*arguments, **named):
+        with lock:
+            return function(*arguments, **named)
+
+    return alone
 
 
 class TextWorld(Env):
@@ -26,6 +38,9 @@ class TextWorld(Env):
     def setup_worker(cls):
         cls.textworld = package("textworld", "textworld==1.7.0")
         cls.folder, cls.made, cls.lock = tempfile.mkdtemp(), [], threading.Lock()
+        # All games are read by one parser, which has state of its own.
+        parser = package("textworld.logic", "textworld==1.7.0")._PARSER
+        parser.parse = one_at_a_time(parser.parse)
 
     @classmethod
     def game(cls, seed):
