@@ -67,8 +67,8 @@ fn the_environment_with_two_tools_passes_its_checks() {
     assert!(told.contains("search") && told.contains("add"), "{told}");
 }
 
-/// A free port of this host, so that two programs can get each other's address before they listen. It is below
-/// the ports that the system gives out by itself, so that nothing else gets it until then.
+/// A free port of this host, so that two programs can get each other's address before they listen. It is
+/// below the ports that the system gives out by itself, so that nothing else gets it until then.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {

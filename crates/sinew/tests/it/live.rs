@@ -523,7 +523,7 @@ fn a_kill_loses_no_live_rollout_and_trains_none_twice() {
         .iter()
         .filter(|id| !stored.contains(id.as_str()))
         .collect();
-    // Of each agent, the kill can cut one answer whose rollout is stored.
+    // The kill can cut one answer of each agent whose rollout is stored.
     assert!(
         lost.is_empty() && finished.len() >= 12 * 8 - 8,
         "{lost:?} of {}",
