@@ -127,7 +127,7 @@ def above(source: list[str], line: int) -> str:
 
 
 def class_page(node: ast.ClassDef, source: list[str]) -> str:
-    bases = [ast.unparse(b) for b in node.bases if ast.unparse(b) not in ("HttpClient",)]
+    bases = [ast.unparse(b) for b in node.bases if ast.unparse(b) not in ("HttpClient", "Closing")]
     out = [f"### class `{node.name}`" + (f" ({', '.join(bases)})" if bases else ""), "", text(node), ""]
     rows = fields(node, source)
     if rows:
