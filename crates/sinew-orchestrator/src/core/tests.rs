@@ -455,7 +455,9 @@ impl Play {
     /// Checks a run that came to its end.
     fn check(&self) {
         let given = self.core.config.samples == SampleKind::Given;
-        assert!(given || !self.grouped() || self.scored > 0);
+        // A group whose members all failed is not scored.
+        let all_failed = self.stored.values().all(|&failed| failed);
+        assert!(given || !self.grouped() || all_failed || self.scored > 0);
         let steps: Vec<u64> = self.commits.keys().copied().collect();
         assert_eq!(steps, (1..=self.world.steps).collect::<Vec<_>>());
         assert_eq!(self.checkpoint, self.world.steps);
