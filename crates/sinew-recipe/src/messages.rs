@@ -6,6 +6,7 @@
 use crate::schema;
 use sinew_env::Registry;
 use std::ops::Range;
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// Keys of other systems (TRL, verl, OpenRLHF, Hugging Face): their name there, and their table and name
@@ -195,6 +196,31 @@ fn path_at(table: &DeTable<'_>, byte: usize) -> Option<String> {
             }
         }
     })
+}
+
+/// Refuses a whole number beyond 64 bits with a sign: keys of more bits could be read, but not written again.
+pub(crate) fn too_large(text: &str, table: &DeTable<'_>) -> Option<String> {
+    let span = table.values().find_map(beyond_i64)?;
+    let key = path_at(table, span.start)?;
+    let place = place(text, &span);
+    let most = i64::MAX;
+    Some(format!(
+        "{place}{key} = {}: allowed: at most {most}",
+        text.get(span)?
+    ))
+}
+
+/// Position of the first such number in a value.
+fn beyond_i64(value: &Spanned<DeValue<'_>>) -> Option<Range<usize>> {
+    match value.get_ref() {
+        DeValue::Integer(n) => {
+            let fits = i64::from_str_radix(n.as_str(), n.radix()).is_ok();
+            (!fits).then(|| value.span())
+        }
+        DeValue::Array(items) => items.iter().find_map(beyond_i64),
+        DeValue::Table(table) => table.values().find_map(beyond_i64),
+        _ => None,
+    }
 }
 
 /// Returns the key that a message reports as unknown.

@@ -145,8 +145,12 @@ impl RunPlan {
 impl<'a> Source<'a> {
     /// Parses the keys, with their positions.
     pub(crate) fn table(&self) -> Result<Spanned<DeTable<'a>>, RecipeError> {
-        DeTable::parse(self.text)
-            .map_err(|e| self.parse_error(explain(self.text, &e, self.registry)))
+        let table = DeTable::parse(self.text)
+            .map_err(|e| self.parse_error(explain(self.text, &e, self.registry)))?;
+        match messages::too_large(self.text, table.get_ref()) {
+            Some(message) => Err(self.parse_error(message)),
+            None => Ok(table),
+        }
     }
 
     pub(crate) fn parse_error(&self, message: String) -> RecipeError {
