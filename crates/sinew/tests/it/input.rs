@@ -37,8 +37,13 @@ fn what_cannot_run_is_refused_before_a_folder_is_made() {
         ("d_ff = 128", "d_ff = 5000000000", "this machine has"),
         (
             "d_ff = 128",
-            "d_ff = 18446744073709551615",
+            "d_ff = 9223372036854775807",
             "weights, the limit is",
+        ),
+        (
+            "d_ff = 128",
+            "d_ff = 18446744073709551615",
+            "model.d_ff = 18446744073709551615: allowed: at most 9223372036854775807",
         ),
         (
             "max_turn_tokens = 3",
