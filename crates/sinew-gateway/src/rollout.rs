@@ -146,7 +146,7 @@ impl Rollout {
         result: Result<Arc<ModelResponse>, ApiError>,
     ) {
         let mut calls = self.calls();
-        // Under the lock: who has the result does not find the call running.
+        // The lock is held: a client that has the result does not find the call running.
         call.finish(result);
         let mut running = calls.running.iter();
         let found = running.position(|(_, running)| Arc::ptr_eq(running, call));

@@ -139,7 +139,7 @@ impl Safetensors {
     ) -> Result<(), SafetensorsError> {
         let (metadata, data_start) = read_header(&path, &*source)?;
         let shard = self.shards.len();
-        // In order of names, so that an error names the same tensor each time.
+        // Names are sorted, so that an error names the same tensor each time.
         let tensors: BTreeMap<_, _> = metadata.tensors().into_iter().collect();
         for (name, info) in tensors {
             let stored = match info.dtype {

@@ -325,7 +325,7 @@ impl RunDir {
     }
 }
 
-/// Longest wait for a lock: whoever looks whether a process holds a run has its lock for an instant.
+/// Longest wait for a lock. A process that checks whether a run is in use holds its lock for an instant.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// Pause between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);

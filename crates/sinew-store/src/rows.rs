@@ -3,7 +3,7 @@
 use crate::error::StoreError;
 use rusqlite::{Connection, Params, Row};
 
-/// Returns what `read` makes of each row, in the order of the query.
+/// The values that `read` makes of the rows, in the order of the query.
 pub(crate) fn all<T>(
     connection: &Connection,
     sql: &str,

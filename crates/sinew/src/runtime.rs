@@ -3,12 +3,12 @@
 use sinew_assembly::Failure;
 use tokio::runtime::{Builder, Runtime};
 
-/// A runtime that works on the thread that waits for it.
+/// A runtime whose tasks run in the thread that waits for it.
 pub(crate) fn on_this_thread() -> Result<Runtime, Failure> {
     built(&mut Builder::new_current_thread())
 }
 
-/// A runtime with a number of threads of its own.
+/// A runtime with as many worker threads.
 pub(crate) fn with_threads(threads: usize) -> Result<Runtime, Failure> {
     built(Builder::new_multi_thread().worker_threads(threads))
 }

@@ -221,7 +221,7 @@ class Closing:
 
 
 class HttpClient(Closing):
-    """What every client of one server has; usable in `with`, safe to use from threads."""
+    """A client of one server; usable in `with`, safe to use from threads."""
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tries: int = 5

@@ -13,8 +13,8 @@ use tempfile::TempDir;
 /// Time in which a server starts on any machine.
 const START: Duration = Duration::from_secs(300);
 
-/// A free port of this host. It is below those that the system gives to whoever asks for any, so that no
-/// other test gets it before the server listens there; each process begins elsewhere.
+/// A free port of this host, below the ports that the system assigns by itself: no other test gets it before
+/// the server listens there. Each process begins elsewhere.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();

@@ -132,7 +132,7 @@ impl Residue {
         }
     }
 
-    /// Counts once nothing changes in so many looks: living sandboxes and pools make interpreters ready for
+    /// Counts once `looks` counts in a row agree: living sandboxes and pools make interpreters ready for
     /// the next call.
     pub(crate) async fn settled(looks: usize) -> Self {
         let (mut last, mut still) = (Self::now(), 0);
@@ -148,8 +148,8 @@ impl Residue {
         last
     }
 
-    /// Growth since then, in words. The kernel may take a moment to free groups, so this looks again, at most
-    /// so many times.
+    /// Growth since then, in words. The kernel may take a moment to free groups, so this counts at most
+    /// `looks` times.
     pub(crate) async fn left_since(&self, looks: u32) -> Option<String> {
         let mut left = None;
         for _ in 0..looks {

@@ -192,8 +192,8 @@ async fn seen_capabilities(
     ))
 }
 
-/// The user of a jailed program as the host sees it, which sleeps for 300 and so many seconds and has no
-/// other capabilities than these bits. The inner error says that a wall is missing.
+/// The user of a jailed program as the host sees it, which sleeps for `seconds` + 300 seconds and has
+/// no other capabilities than these bits. The inner error says that a wall is missing.
 pub(super) async fn seen_user(
     provider: &dyn SandboxProvider,
     seconds: u8,

@@ -123,7 +123,7 @@ async fn end_of(at_reset: bool, at_score: bool) -> EpisodeEnd {
     run_episode(&parts, &options, &spec).await.end
 }
 
-/// In virtual time: it does not pass while anything is at work.
+/// Time is virtual here: it does not pass while any task works.
 #[tokio::test(start_paused = true)]
 async fn every_phase_has_its_own_time() {
     let failed = |end: EpisodeEnd, words: &str| match end {

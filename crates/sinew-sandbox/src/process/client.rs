@@ -180,7 +180,7 @@ impl Client {
         }
     }
 
-    /// Sends a request with files. What comes of it goes to the sender that is kept among `waiters`.
+    /// Sends a request with files. Its result goes to the sender that is kept among `waiters`.
     fn send<T>(
         &self,
         request: Request,
@@ -205,8 +205,8 @@ impl Client {
     }
 }
 
-/// A spawner that dies closes its socket a moment before the thread that reads notices it. Whoever sees it
-/// first notes it, so that the next caller waits for the next spawner.
+/// A spawner that dies closes its socket a moment before the thread that reads notices it. The first
+/// caller that sees it notes it, so that the next caller waits for the next spawner.
 fn unsent(waiting: &mut Waiting, why: &sinew_jail::Error) -> SandboxError {
     if matches!(why.errno(), Some(libc::EPIPE | libc::ECONNRESET)) {
         waiting.dead.get_or_insert_with(|| GONE.into());

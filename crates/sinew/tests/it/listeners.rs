@@ -226,7 +226,7 @@ fn half_requests_do_not_end_a_run() {
     let header = format!("authorization: Bearer {token}\r\n");
     assert_eq!(status(&view_at, "GET /api/runs", &header), 200);
     assert_eq!(status(&metrics_at, "GET /metrics", ""), 200);
-    // It goes on until it is asked to end, and the crowds do not keep it from that.
+    // The run works until it is asked to end, and the crowds do not stop it.
     let steps = lines.by_ref().filter(|line| line.starts_with("{\"step\""));
     assert_eq!(steps.take(2).count(), 2, "it has ended");
     signal(child.id(), "INT");

@@ -14,6 +14,7 @@ its tests. Else a class of yours stands next to a folder with the sources of eac
 Code of the model runs in the worker: set `sessions_per_worker = 1`. As in SWE-bench, the tests run in one process with that code.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -28,6 +29,17 @@ from sinew import Done, Env, ToolError, tool
 
 #: Bytes of a file that is shown or written, and characters of output of a command.
 MAX_FILE, MAX_OUTPUT = 256 << 10, 8000
+
+
+@functools.lru_cache(maxsize=None)
+def has_pytest(interpreter):
+    """Whether an interpreter can import pytest; empty: the one of the worker. The answer is kept: asking starts a process."""
+    if not interpreter:
+        return importlib.util.find_spec("pytest") is not None
+    command = [interpreter, "-c", "import pytest"]
+    env = dict(os.environ, PYTHONPATH="")
+    asked = subprocess.run(command, cwd="/", env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    return asked.returncode == 0
 
 
 class Swe(Env):
@@ -59,15 +71,7 @@ class Swe(Env):
 
     def check_runner(self):
         """Says that pytest is missing: without it all tests would count as failed, whatever the model did."""
-        if self.runner != "pytest":
-            return
-        if self.interpreter:
-            command = [self.interpreter, "-c", "import pytest"]
-            env = dict(os.environ, PYTHONPATH="")
-            found = subprocess.run(command, cwd="/", env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60).returncode == 0
-        else:
-            found = importlib.util.find_spec("pytest") is not None
-        if not found:
+        if self.runner == "pytest" and not has_pytest(self.interpreter):
             raise RuntimeError(f"{self.interpreter or sys.executable} cannot import pytest: pip install pytest there, or set `runner`")
 
     def in_image(self):
